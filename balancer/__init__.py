@@ -1,0 +1,1 @@
+"""Lengths, cost and topology in, step plans out. Pure except `balancer.runtime`."""

@@ -1,0 +1,1 @@
+"""The edges: sources, order, decode, collate, `DataLoader`."""

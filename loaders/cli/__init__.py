@@ -1,0 +1,5 @@
+"""The `evenload` command."""
+
+
+def main() -> None:
+    """Run the command."""

@@ -1,0 +1,1 @@
+"""Lengths in, packs out. Pure: numpy and numba, nothing of torch."""
