@@ -1,0 +1,50 @@
+"""Checks that several cost modules share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from balancer.costs.attention import MAX_LENGTH
+
+
+def check_coefficient(name: str, value: Any, *, positive: bool = False) -> float:
+    """``value`` as a float. Raises ValueError unless it is finite and not negative (or positive)."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (positive and number == 0):
+        bound = "positive" if positive else "of at least 0"
+        raise ValueError(f"{name} must be a finite number {bound}, got {value!r}.")
+    return number
+
+
+def check_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
+    """[S] lengths as int64. Raises ValueError naming the first row that is not in ``0..2**31 - 1``."""
+    given = np.atleast_1d(np.asarray(lengths))
+    if given.ndim != 1:
+        raise ValueError(f"lengths must be one row of numbers, got shape {given.shape}.")
+    if given.dtype.kind not in "iu":
+        if given.size and (given.dtype.kind != "f" or not np.all(np.isfinite(given) & (given % 1 == 0))):
+            raise ValueError(f"lengths must be whole numbers of tokens, got {given.dtype} {given[:5]!r}.")
+        given = np.clip(given.astype(np.float64), -1, MAX_LENGTH + 1)
+    if given.size:
+        low, high = given.min(), given.max()
+        if low < 0 or high > MAX_LENGTH:
+            row = int(np.flatnonzero((given < 0) | (given > MAX_LENGTH))[0])
+            raise ValueError(
+                f"lengths must be 0..{MAX_LENGTH} tokens, row {row} has {np.atleast_1d(lengths)[row]}. "
+                "Split or drop longer samples before planning."
+            )
+    return given.astype(np.int64, copy=False)
+
+
+def check_degree(cp_degree: Any) -> int:
+    """A CP degree as int. Raises ValueError unless it is a whole number of at least 1."""
+    if isinstance(cp_degree, bool) or int(cp_degree) != cp_degree or cp_degree < 1:
+        raise ValueError(f"cp_degree must be a whole number of at least 1, got {cp_degree!r}.")
+    return int(cp_degree)

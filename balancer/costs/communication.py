@@ -1,0 +1,102 @@
+"""What sharing one sequence among ranks costs on the links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from balancer.costs.checks import check_coefficient
+
+METHODS = ("ring", "all_gather", "ulysses")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Communication:
+    """Exchange inside a CP group, forward + backward, over all layers.
+
+    With ``ring`` and ``all_gather`` every rank receives the keys and values (and their gradients) of the
+    other ``d - 1`` shards: ``bytes_per_token * n * (d - 1) / d`` bytes a rank. With ``ulysses`` it trades
+    heads for tokens of its own shard: ``bytes_per_token * n / d * (d - 1) / d``. A ring moves the next shard
+    while it attends to this one, so that only what outlasts attention costs time.
+    """
+
+    method: str = "ring"
+    """``"ring"``, ``"all_gather"`` or ``"ulysses"``."""
+    bytes_per_token: float
+    """Bytes on the wire for each token, all layers, forward + backward: keys, values and their gradients for
+    ring and all-gather, queries, keys, values and outputs and their gradients for Ulysses."""
+    intra_node: float
+    """Bytes per second that a rank receives from ranks of its own node."""
+    inter_node: float
+    """The same, for groups that span nodes."""
+    latency_s: float = 0.0
+    """Seconds for each message inside a node."""
+    inter_latency_s: float = 0.0
+    """The same, for groups that span nodes."""
+    rounds: int = 1
+    """Exchanges in forward + backward: layers times passes over the ring or collectives a layer."""
+    overlap: float = 0.0
+    """Share of the attention time that can hide communication: 0 = none, 1 = all."""
+    ranks_per_node: int | None = None
+    """Neighbouring ranks with the fast links; ``None``: all of them. `CostModel.for_topology` sets it."""
+    bandwidth_by_degree: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Measured bytes per second for some degrees; other degrees use the two numbers above."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(
+                f"Communication.method must be one of {', '.join(METHODS)}, got {self.method!r}."
+            )
+        for name in ("bytes_per_token", "latency_s", "inter_latency_s"):
+            check_coefficient(f"Communication.{name}", getattr(self, name))
+        for name in ("intra_node", "inter_node"):
+            check_coefficient(f"Communication.{name}", getattr(self, name), positive=True)
+        if not 0 <= check_coefficient("Communication.overlap", self.overlap) <= 1:
+            raise ValueError(f"Communication.overlap must lie in 0..1, got {self.overlap!r}.")
+        if int(self.rounds) != self.rounds or self.rounds < 0:
+            raise ValueError(
+                f"Communication.rounds must be a whole number of at least 0, got {self.rounds!r}."
+            )
+        for degree, bandwidth in self.bandwidth_by_degree.items():
+            check_coefficient(f"Communication.bandwidth_by_degree[{degree}]", bandwidth, positive=True)
+
+    def spans_nodes(self, cp_degree: int) -> bool:
+        """Whether a group of ``cp_degree`` neighbouring ranks is larger than a node."""
+        return self.ranks_per_node is not None and cp_degree > self.ranks_per_node
+
+    def bandwidth(self, cp_degree: int) -> float:
+        """Bytes per second that a rank of a group of ``cp_degree`` receives."""
+        default = self.inter_node if self.spans_nodes(cp_degree) else self.intra_node
+        return self.bandwidth_by_degree.get(cp_degree, default)
+
+    def wire_s_per_token(self, cp_degree: int) -> float:
+        """Seconds on the wire for each token of a sequence, before overlap; 0 for one rank."""
+        if cp_degree == 1:
+            return 0.0
+        share = (cp_degree - 1) / cp_degree
+        if self.method == "ulysses":
+            share /= cp_degree
+        return self.bytes_per_token * share / self.bandwidth(cp_degree)
+
+    def latency(self, cp_degree: int) -> float:
+        """Seconds of message latency in each micro-batch, which exchanges once for all of its samples."""
+        if cp_degree == 1:
+            return 0.0
+        hops = 1 if self.method == "ulysses" else cp_degree - 1
+        return self.rounds * hops * (self.inter_latency_s if self.spans_nodes(cp_degree) else self.latency_s)
+
+    def exposed_s(
+        self, lengths: NDArray[np.int64], attention_s: NDArray[np.float64], cp_degree: int
+    ) -> NDArray[np.float64]:
+        """[S] seconds that communication adds to each sequence.
+
+        attention_s: [S] seconds of attention on one rank of the group, which a ring hides behind.
+        """
+        wire_s: NDArray[np.float64] = lengths.astype(np.float64) * self.wire_s_per_token(cp_degree)
+        if self.overlap == 0 or cp_degree == 1:
+            return wire_s
+        exposed_s: NDArray[np.float64] = np.maximum(wire_s - self.overlap * attention_s, 0.0)
+        return exposed_s
