@@ -1,0 +1,64 @@
+"""Ranks that disagree are named, instead of hanging in a collective."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from balancer.plan import StepPlan
+
+
+def check_same_plan(plan: StepPlan, group: Any = None, *, step: int | None = None) -> None:
+    """Compare all ranks' plans of a step by their 64-bit digests: one all-gather of 8 bytes.
+
+    Args:
+        plan: this rank's plan.
+        group: process group of all ranks that run the step; None: the default one.
+        step: number of the step, for the message.
+
+    Raises:
+        RuntimeError: on every rank, naming the ranks whose plan differs from the most common one (from
+            the lowest rank's on a tie); or a plan for several ranks without a process group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if plan.ranks > 1:
+            raise RuntimeError(
+                f"a plan for {plan.ranks} ranks needs torch.distributed to compare it: call "
+                "init_process_group first, or plan for one rank."
+            )
+        return
+    digests = all_gather_int(_signed(plan.digest()), group)
+    common = Counter(digests).most_common()
+    usual = next(digest for digest in digests if common[0][1] == digests.count(digest))
+    if len(common) == 1:
+        return
+    differing = [rank for rank, digest in enumerate(digests) if digest != usual]
+    where = "" if step is None else f"step {step}: "
+    raise RuntimeError(
+        f"{where}ranks {differing} built another plan than rank {digests.index(usual)}. "
+        "Check that seed, sample table, topology and cost are equal on all ranks."
+    )
+
+
+def all_gather_int(value: int, group: Any = None) -> list[int]:
+    """Every rank's 64-bit ``value``, in rank order."""
+    device = device_of(group)
+    size = dist.get_world_size(group)
+    gathered = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(gathered, torch.tensor([value], dtype=torch.int64, device=device), group=group)
+    return [int(one) for one in torch.cat(gathered).tolist()]
+
+
+def device_of(group: Any = None) -> torch.device:
+    """Where tensors must lie for collectives of ``group``: NCCL moves only those on a GPU."""
+    if "nccl" in dist.get_backend(group):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _signed(unsigned: int) -> int:
+    """The same 64 bits as a two's complement number, since collectives carry no uint64."""
+    return unsigned - (1 << 64) if unsigned >> 63 else unsigned
