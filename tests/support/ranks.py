@@ -8,6 +8,7 @@ pays torch's import (about 3 s), later ones some 0.3 s. Keep several checks in o
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import multiprocessing
 import os
@@ -86,7 +87,7 @@ def run_ranks_anyway(
     with tempfile.TemporaryDirectory() as folder:
         readers, processes = [], []
         for rank in range(ranks):
-            reader, writer = context.Pipe(duplex=False)
+            reader, writer = context.Pipe()
             job = (rank, ranks, str(Path(folder) / "store"), group_timeout_s, function, args)
             process = context.Process(target=_rank_main, args=(writer, *job), daemon=True)
             process.start()
@@ -96,7 +97,8 @@ def run_ranks_anyway(
         try:
             return _collect(readers, processes, timeout_s, stop_at_first_failure)
         finally:
-            for process in processes:
+            for reader, process in zip(readers, processes, strict=True):
+                reader.close()
                 process.kill()
                 process.join()
 
@@ -153,10 +155,11 @@ def _rank_main(
             timeout=datetime.timedelta(seconds=group_timeout_s),
         )
         # plain pickle: torch's own way hands over shared memory, which dies with this process
-        answer = pickle.dumps((function(rank, *args), None))
+        writer.send_bytes(pickle.dumps((function(rank, *args), None)))
+        # peers may still be connecting to this rank: live until the parent hangs up
+        with contextlib.suppress(EOFError):
+            writer.recv_bytes()
     except BaseException:
-        answer = pickle.dumps((None, traceback.format_exc()))
-    writer.send_bytes(answer)
-    writer.close()
+        writer.send_bytes(pickle.dumps((None, traceback.format_exc())))
     # no destroy_process_group: after a failure it would wait for peers that are gone
     os._exit(0)
