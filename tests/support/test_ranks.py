@@ -18,6 +18,8 @@ def add_up(rank, start):
 
 
 def fail_each_in_its_way(rank):
+    dist.barrier()
+    time.sleep(0.5)  # all have left the barrier before anybody goes
     if rank == 0:
         raise ValueError("rank zero's own words")
     if rank == 1:
@@ -36,7 +38,7 @@ def test_values_come_back_in_rank_order():
 
 
 def test_errors_deaths_and_silence_are_told_apart():
-    raised, killed, silent = run_ranks_anyway(fail_each_in_its_way, 3, timeout_s=6)
+    raised, killed, silent = run_ranks_anyway(fail_each_in_its_way, 3, timeout_s=5)
     assert "rank zero's own words" in raised.error
     assert killed.error is None
     assert killed.exitcode == -signal.SIGKILL
