@@ -1,1 +1,7 @@
 """Lengths in, packs out. Pure: numpy and numba, nothing of torch."""
+
+from packing.packs import Packs
+from packing.strategies import STRATEGIES, pack
+from packing.table import SampleTable
+
+__all__ = ["STRATEGIES", "Packs", "SampleTable", "pack"]

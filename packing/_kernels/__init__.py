@@ -1,0 +1,27 @@
+"""Bare loops without checks or messages. Importing this package loads numba, so fronts do it on first use."""
+
+from packing._kernels.best_fit import best_fit
+from packing._kernels.deal import (
+    deal_grouped,
+    deal_ids,
+    group_ids,
+    run_totals,
+    skip_samples,
+    start_cursors,
+    sum_by_pack,
+)
+from packing._kernels.histogram import histogram
+from packing._kernels.next_fit import next_fit
+
+__all__ = [
+    "best_fit",
+    "deal_grouped",
+    "deal_ids",
+    "group_ids",
+    "histogram",
+    "next_fit",
+    "run_totals",
+    "skip_samples",
+    "start_cursors",
+    "sum_by_pack",
+]

@@ -1,0 +1,155 @@
+"""Lengths in, packs out: the one door, and the strategies behind it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from packing.bounds import fewest_packs
+from packing.dealt import Dealt, DealtByIds, DealtByRuns, Runs, empty_ids
+from packing.items import OVERSIZE, as_lengths, fitting
+from packing.job import Job, count_lengths, occurring
+from packing.packs import Packs
+
+NO_LIMIT = 2**31 - 1
+MOST_TOKENS = 2**31 - 1  # boundaries inside a pack are int32 (cu_seq_lens)
+
+
+def best_fit(job: Job) -> Dealt:
+    """Best-fit decreasing: each sample, longest first, into the pack it leaves the least room in.
+
+    Exact, and worked out on the histogram: O(V log capacity) for V distinct lengths, then one pass over
+    the samples. Equal samples go to packs in sample order, so equal inputs give equal packs everywhere.
+    """
+    from packing import _kernels
+
+    columns = _kernels.best_fit(job.values, job.counts, job.capacity, job.max_samples)
+    return _dealt_by_runs(job, *columns)
+
+
+def next_fit(job: Job) -> Dealt:
+    """Fill one pack at a time in the given order. O(I); keeps the order, and pays for it in packs."""
+    from packing import _kernels
+
+    ids = empty_ids(job.lengths.size, job.lengths.size)
+    num_packs = _kernels.next_fit(job.lengths, job.capacity, job.max_samples, ids)
+    return DealtByIds(pack_ids=ids, num_packs=num_packs)
+
+
+STRATEGIES: Mapping[str, Callable[[Job], Dealt]] = MappingProxyType(
+    {"best_fit": best_fit, "next_fit": next_fit}
+)
+
+
+def pack(
+    lengths: ArrayLike,
+    max_tokens: int,
+    *,
+    strategy: str = "best_fit",
+    max_samples: int | None = None,
+    align: int = 1,
+    cost: ArrayLike | None = None,
+    oversize: str = "error",
+) -> Packs:
+    """Lay samples end to end into as few packs as the strategy finds.
+
+    Args:
+        lengths: [S] tokens of each sample, integers of at least 0. Empty samples are counted and skipped.
+        max_tokens: tokens that a pack may hold. Always a limit, never a target.
+        strategy: a name of ``STRATEGIES``.
+        max_samples: most samples of a pack; None for no limit.
+        align: pad each sample to a multiple of so many tokens inside its pack (context parallelism wants
+            ``2 * cp_degree``, fp8 kernels 16); the cap applies to padded lengths.
+        cost: [S] seconds of each sample; only for ``balanced``.
+        oversize: what happens to a sample above ``max_tokens``: ``"error"``; ``"drop"``; ``"truncate"`` keeps
+            its first tokens, ``"truncate_left"`` its last; ``"split"`` cuts it into full pieces and a rest.
+
+    Raises:
+        ValueError: an argument is out of range, or a sample does not fit under ``oversize="error"``.
+    """
+    given = as_lengths(lengths)
+    _check(max_tokens, strategy, max_samples, align, cost, oversize)
+    capacity = max_tokens // align
+    histogram = count_lengths(_units(given, align), capacity)
+    items = fitting(given, capacity * align, oversize, int(histogram[-1]), int(histogram[0]))
+    units = _units(items.lengths, align)
+    if items.lengths is not given:
+        histogram = count_lengths(units, capacity)
+    values, counts = occurring(histogram)
+    job = Job(
+        lengths=units,
+        capacity=capacity,
+        max_samples=NO_LIMIT if max_samples is None else min(max_samples, NO_LIMIT),
+        values=values,
+        counts=counts,
+        cost=None if cost is None else _costs(cost, given.size, items.sample),
+    )
+    return Packs(
+        items,
+        STRATEGIES[strategy](job),
+        max_tokens=max_tokens,
+        align=align,
+        bound=lambda: fewest_packs(values, counts, capacity, job.max_samples),
+    )
+
+
+def _dealt_by_runs(
+    job: Job,
+    value: NDArray[np.int32],
+    first: NDArray[np.int64],
+    packs: NDArray[np.int64],
+    per_pack: NDArray[np.int32],
+    before: NDArray[np.int32],
+    num_packs: int,
+) -> DealtByRuns:
+    runs = Runs(
+        length=job.values[value].astype(np.int32),
+        first=first,
+        packs=packs,
+        per_pack=per_pack,
+        before=before,
+        num_packs=num_packs,
+    )
+    return DealtByRuns(runs=runs, lengths=job.lengths, capacity=job.capacity)
+
+
+def _units(lengths: NDArray[np.signedinteger], align: int) -> NDArray[np.signedinteger]:  # type: ignore[type-arg]
+    """Lengths in units of ``align`` tokens, rounded up."""
+    return lengths if align == 1 else -(-lengths // align)
+
+
+def _costs(cost: ArrayLike, num_samples: int, sample: NDArray[np.int64] | None) -> NDArray[np.float64]:
+    seconds = np.ascontiguousarray(cost, dtype=np.float64)
+    if seconds.shape != (num_samples,):
+        raise ValueError(f"cost must have one entry a sample, shape ({num_samples},); got {seconds.shape}.")
+    bad = np.flatnonzero(~(np.isfinite(seconds) & (seconds >= 0)))
+    if bad.size:
+        raise ValueError(f"cost must be finite seconds of at least 0; row {bad[0]} has {seconds[bad[0]]}.")
+    if sample is not None:
+        raise ValueError("cost belongs to whole samples: it cannot be used with oversize='split'.")
+    return seconds
+
+
+def _check(
+    max_tokens: int, strategy: str, max_samples: int | None, align: int, cost: ArrayLike | None, oversize: str
+) -> None:
+    if strategy not in STRATEGIES:
+        raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}.")
+    if oversize not in OVERSIZE:
+        raise ValueError(f"oversize must be one of {', '.join(OVERSIZE)}; got {oversize!r}.")
+    if max_samples is not None and max_samples < 1:
+        raise ValueError(f"max_samples must be at least 1, or None for no limit; got {max_samples}.")
+    if align < 1:
+        raise ValueError(f"align must be at least 1; got {align}.")
+    if not align <= max_tokens <= MOST_TOKENS:
+        raise ValueError(
+            f"max_tokens must be at least align = {align} and at most {MOST_TOKENS}, since boundaries inside "
+            f"a pack are 32-bit; got {max_tokens}."
+        )
+    if strategy == "balanced" and cost is None:
+        raise ValueError("strategy 'balanced' needs cost=, the seconds of each sample.")
+    if strategy != "balanced" and cost is not None:
+        raise ValueError(f"strategy {strategy!r} does not look at cost; leave it out or choose 'balanced'.")
