@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,10 @@ def check_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
 
 def check_degree(cp_degree: Any) -> int:
     """A CP degree as int. Raises ValueError unless it is a whole number of at least 1."""
-    if isinstance(cp_degree, bool) or int(cp_degree) != cp_degree or cp_degree < 1:
+    try:
+        degree = operator.index(cp_degree)
+    except TypeError:
+        degree = 0
+    if isinstance(cp_degree, bool) or degree < 1:
         raise ValueError(f"cp_degree must be a whole number of at least 1, got {cp_degree!r}.")
-    return int(cp_degree)
+    return degree

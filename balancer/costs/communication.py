@@ -42,8 +42,9 @@ class Communication:
     """Share of the attention time that can hide communication: 0 = none, 1 = all."""
     ranks_per_node: int | None = None
     """Neighbouring ranks with the fast links; ``None``: all of them. `CostModel.for_topology` sets it."""
-    bandwidth_by_degree: Mapping[int, float] = field(default_factory=dict, hash=False)
-    """Measured bytes per second for some degrees; other degrees use the two numbers above."""
+    measured_s_per_token: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Measured seconds on the wire for each token, by degree, instead of the formula. A degree between two
+    measured ones spends the rank-time of the wider, one beyond them that of the widest."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -54,32 +55,46 @@ class Communication:
             check_coefficient(f"Communication.{name}", getattr(self, name))
         for name in ("intra_node", "inter_node"):
             check_coefficient(f"Communication.{name}", getattr(self, name), positive=True)
+        if self.inter_node > self.intra_node:
+            raise ValueError(
+                f"Communication.inter_node must not exceed intra_node, got {self.inter_node:.3g} over "
+                f"{self.intra_node:.3g} bytes/s. Give the slower number for both."
+            )
         if not 0 <= check_coefficient("Communication.overlap", self.overlap) <= 1:
             raise ValueError(f"Communication.overlap must lie in 0..1, got {self.overlap!r}.")
         if int(self.rounds) != self.rounds or self.rounds < 0:
             raise ValueError(
                 f"Communication.rounds must be a whole number of at least 0, got {self.rounds!r}."
             )
-        for degree, bandwidth in self.bandwidth_by_degree.items():
-            check_coefficient(f"Communication.bandwidth_by_degree[{degree}]", bandwidth, positive=True)
+        previous = 0.0
+        for degree in sorted(self.measured_s_per_token):
+            name = f"Communication.measured_s_per_token[{degree}]"
+            rank_seconds = degree * check_coefficient(name, self.measured_s_per_token[degree])
+            if rank_seconds < previous:
+                raise ValueError(
+                    f"{name}: a wider group must not use less rank-time: {degree} ranks would use "
+                    f"{rank_seconds:.3g} s a token, a narrower group {previous:.3g} s. Raise the number, or "
+                    "measure again."
+                )
+            previous = rank_seconds
 
     def spans_nodes(self, cp_degree: int) -> bool:
         """Whether a group of ``cp_degree`` neighbouring ranks is larger than a node."""
         return self.ranks_per_node is not None and cp_degree > self.ranks_per_node
 
-    def bandwidth(self, cp_degree: int) -> float:
-        """Bytes per second that a rank of a group of ``cp_degree`` receives."""
-        default = self.inter_node if self.spans_nodes(cp_degree) else self.intra_node
-        return self.bandwidth_by_degree.get(cp_degree, default)
-
     def wire_s_per_token(self, cp_degree: int) -> float:
         """Seconds on the wire for each token of a sequence, before overlap; 0 for one rank."""
         if cp_degree == 1:
             return 0.0
+        if self.measured_s_per_token:
+            measured = sorted(self.measured_s_per_token)
+            degree = next((d for d in measured if d >= cp_degree), measured[-1])
+            return degree * self.measured_s_per_token[degree] / cp_degree
         share = (cp_degree - 1) / cp_degree
         if self.method == "ulysses":
             share /= cp_degree
-        return self.bytes_per_token * share / self.bandwidth(cp_degree)
+        bandwidth = self.inter_node if self.spans_nodes(cp_degree) else self.intra_node
+        return self.bytes_per_token * share / bandwidth
 
     def latency(self, cp_degree: int) -> float:
         """Seconds of message latency in each micro-batch, which exchanges once for all of its samples."""
