@@ -1,1 +1,35 @@
 """Lengths, cost and topology in, step plans out. Pure except `balancer.runtime`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from balancer.cost import CostModel
+    from balancer.plan import MicroBatches, StepPlan
+    from balancer.planner import plan_step
+    from balancer.policies import POLICIES
+    from balancer.topology import Topology
+
+__all__ = ["POLICIES", "CostModel", "MicroBatches", "StepPlan", "Topology", "plan_step"]
+
+_HOMES = {
+    "CostModel": "balancer.cost",
+    "MicroBatches": "balancer.plan",
+    "POLICIES": "balancer.policies",
+    "StepPlan": "balancer.plan",
+    "Topology": "balancer.topology",
+    "plan_step": "balancer.planner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name's module when it is first asked for: numba alone takes a third of a second."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'balancer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,88 @@
+"""What a division of a step costs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packing._jit import kernel
+
+
+@kernel
+def batch_sums(values, order, offsets):
+    """[M] sum of ``values`` over each micro-batch."""
+    batches = offsets.size - 1
+    sums = np.zeros(batches, np.int64)
+    for m in range(batches):
+        for i in range(offsets[m], offsets[m + 1]):
+            sums[m] += values[order[i]]
+    return sums
+
+
+@kernel
+def next_slots(first_rank, cp_degree, ranks):
+    """[M] slot of each micro-batch when every rank runs its own in the order given.
+
+    A group starts where its latest member is, so that the slot is equal on all of them.
+    """
+    batches = first_rank.size
+    slot = np.zeros(batches, np.int64)
+    free = np.zeros(ranks, np.int64)
+    for m in range(batches):
+        latest = 0
+        for r in range(first_rank[m], first_rank[m] + cp_degree[m]):
+            latest = max(latest, free[r])
+        slot[m] = latest
+        for r in range(first_rank[m], first_rank[m] + cp_degree[m]):
+            free[r] = latest + 1
+    return slot
+
+
+@kernel
+def rank_sums(first_rank, cp_degree, cost, slowness, unit):
+    """(sum, largest) [R] over the micro-batches of each rank; a group goes at its slowest member's pace.
+
+    slowness: [R] nanoseconds that one nominal nanosecond takes, in ``unit`` parts.
+    """
+    ranks = slowness.size
+    total = np.zeros(ranks, np.int64)
+    largest = np.zeros(ranks, np.int64)
+    for m in range(first_rank.size):
+        lo = first_rank[m]
+        hi = lo + cp_degree[m]
+        pace = slowness[lo]
+        for r in range(lo + 1, hi):
+            pace = max(pace, slowness[r])
+        time = cost[m] if pace == unit else (cost[m] * pace + unit - 1) // unit
+        for r in range(lo, hi):
+            total[r] += time
+            largest[r] = max(largest[r], time)
+    return total, largest
+
+
+@kernel
+def slot_maxima(first_rank, cp_degree, slot, cost, slowness, unit, num_slots, idle):
+    """[num_slots] time of each slot: its slowest rank, where ranks without work run ``idle`` nanoseconds."""
+    ranks = slowness.size
+    maxima = np.zeros(num_slots, np.int64)
+    busy = np.zeros(num_slots, np.int64)
+    slowest = np.int64(unit)
+    for r in range(ranks):
+        slowest = max(slowest, slowness[r]) if r > 0 else slowness[r]
+    for m in range(first_rank.size):
+        lo = first_rank[m]
+        pace = slowness[lo]
+        for r in range(lo + 1, lo + cp_degree[m]):
+            pace = max(pace, slowness[r])
+        time = cost[m] if pace == unit else (cost[m] * pace + unit - 1) // unit
+        maxima[slot[m]] = max(maxima[slot[m]], time)
+        busy[slot[m]] += cp_degree[m]
+    if idle > 0:
+        taken = np.zeros((num_slots, ranks), np.bool_)
+        for m in range(first_rank.size):
+            taken[slot[m], first_rank[m] : first_rank[m] + cp_degree[m]] = True
+        for k in range(num_slots):
+            if busy[k] < ranks:
+                for r in range(ranks):
+                    if not taken[k, r]:
+                        maxima[k] = max(maxima[k], (idle * slowness[r] + unit - 1) // unit)
+    return maxima

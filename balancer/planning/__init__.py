@@ -1,0 +1,1 @@
+"""How a step is divided. `balancer.plan_step` is the front."""
