@@ -19,8 +19,8 @@ def check_coefficient(name: str, value: Any, *, positive: bool = False) -> float
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
-        bound = "positive" if positive else "of at least 0"
-        raise ValueError(f"{name} must be a finite number {bound}, got {value!r}.")
+        kind = "positive, finite number" if positive else "finite number of at least 0"
+        raise ValueError(f"{name} must be a {kind}, got {value!r}.")
     return number
 
 

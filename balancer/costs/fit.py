@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ def _fastest(rows: list[Row]) -> list[Row]:
 
 
 def _features(rows: list[Row], attention: str, wide: tuple[int, ...]) -> NDArray[np.float64]:
-    """[N, 3 + W] what each coefficient is multiplied by: 1, tokens / d, pairs / d, and tokens at each wide degree."""
+    """[N, 3 + W] what multiplies each coefficient: 1, tokens / d, pairs / d, tokens at each wide degree."""
     features = np.zeros((len(rows), 3 + len(wide)))
     for i, (lengths, degree, _) in enumerate(rows):
         num_tokens = float(lengths.sum())
@@ -127,8 +128,9 @@ def _check_distinguishable(a: NDArray[np.float64], names: list[str]) -> None:
         mixed = used[np.abs(directions[-1]) > 0.1]
     else:
         mixed = used
+    mixed_names = ", ".join(names[k] for k in mixed) or "coefficients"
     raise ValueError(
-        f"{a.shape[0]} different micro-batches cannot tell {', '.join(names[k] for k in mixed)} apart. Measure "
+        f"{a.shape[0]} different micro-batches cannot tell {mixed_names} apart. Measure "
         "short and long samples, one and several in a micro-batch, and degree 1 beside the others."
     )
 
@@ -153,7 +155,7 @@ def _communication(wide: tuple[int, ...], wire_s: NDArray[np.float64]) -> Commun
         return None
     rank_s = np.maximum.accumulate(np.array(wide) * wire_s)
     measured = {degree: float(s) / degree for degree, s in zip(wide, rank_s, strict=True)}
-    for narrow, broad in zip(wide, wide[1:], strict=False):
+    for narrow, broad in pairwise(wide):
         while broad * measured[broad] < narrow * measured[narrow]:  # the quotient lost the last bit
             measured[broad] = float(np.nextafter(measured[broad], np.inf))
     return Communication(bytes_per_token=0.0, intra_node=1.0, inter_node=1.0, measured_s_per_token=measured)

@@ -123,4 +123,5 @@ def _interpolate(
     rate = y[1:] / x[1:]
     growth = max((rate[-1] - rate[-2]) / (x[-1] - x[-2]), 0.0) if rate.size > 1 else 0.0
     outside = n * (rate[-1] + growth * (n - x[-1]))
-    return np.where(n > x[-1], outside, inside)
+    seconds_at: NDArray[np.float64] = np.where(n > x[-1], outside, inside)
+    return seconds_at

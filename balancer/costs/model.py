@@ -141,7 +141,6 @@ class CostModel:
             fixed=fixed,
             table=table,
             max_length=int(table.lengths[-1]),
-            degrees=table.degrees,
             beyond=beyond,
             source=source,
         )
@@ -215,7 +214,8 @@ class CostModel:
 
     def nanoseconds(self, lengths: ArrayLike, cp_degree: int = 1) -> NDArray[np.int64]:
         """[S] the same in whole nanoseconds, half rounded up. Raises as `nanoseconds_by_degree` does."""
-        return self.nanoseconds_by_degree(lengths, (cp_degree,))[0]
+        cost_ns: NDArray[np.int64] = self.nanoseconds_by_degree(lengths, (cp_degree,))[0]
+        return cost_ns
 
     def nanoseconds_by_degree(self, lengths: ArrayLike, cp_degrees: Sequence[int]) -> NDArray[np.int64]:
         """[D, S] whole nanoseconds of each sample at each of D degrees, half rounded up.

@@ -32,7 +32,7 @@ def nonnegative_least_squares(a: NDArray[np.float64], b: NDArray[np.float64]) ->
 def _descend(
     a: NDArray[np.float64], b: NDArray[np.float64], x: NDArray[np.float64], passive: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Least squares over the passive columns, dropping those that would turn negative. Changes ``passive``."""
+    """Least squares over the passive columns, dropping those that turn negative. Changes ``passive``."""
     while True:
         candidate = np.zeros_like(x)
         candidate[passive] = np.linalg.lstsq(a[:, passive], b, rcond=None)[0]
