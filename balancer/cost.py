@@ -2,6 +2,19 @@
 
 from balancer.costs.attention import attended_pairs
 from balancer.costs.communication import Communication
-from balancer.costs.model import CostModel
+from balancer.costs.correction import OnlineCorrection
+from balancer.costs.gpus import GPUS, Gpu
+from balancer.costs.model import CostModel, CostRangeWarning, FitReport
+from balancer.costs.presets import PRESETS
 
-__all__ = ["Communication", "CostModel", "attended_pairs"]
+__all__ = [
+    "Communication",
+    "CostModel",
+    "CostRangeWarning",
+    "FitReport",
+    "GPUS",
+    "Gpu",
+    "OnlineCorrection",
+    "PRESETS",
+    "attended_pairs",
+]

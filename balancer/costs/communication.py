@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,7 @@ class Communication:
         for degree in sorted(self.measured_s_per_token):
             name = f"Communication.measured_s_per_token[{degree}]"
             rank_seconds = degree * check_coefficient(name, self.measured_s_per_token[degree])
-            if rank_seconds < previous:
+            if rank_seconds < previous * (1 - 1e-9):
                 raise ValueError(
                     f"{name}: a wider group must not use less rank-time: {degree} ranks would use "
                     f"{rank_seconds:.3g} s a token, a narrower group {previous:.3g} s. Raise the number, or "
@@ -102,6 +102,17 @@ class Communication:
             return 0.0
         hops = 1 if self.method == "ulysses" else cp_degree - 1
         return self.rounds * hops * (self.inter_latency_s if self.spans_nodes(cp_degree) else self.latency_s)
+
+    def slowed(self, factor: float) -> Communication:
+        """The same exchange taking ``factor`` times as long."""
+        return replace(
+            self,
+            intra_node=self.intra_node / factor,
+            inter_node=self.inter_node / factor,
+            latency_s=self.latency_s * factor,
+            inter_latency_s=self.inter_latency_s * factor,
+            measured_s_per_token={degree: s * factor for degree, s in self.measured_s_per_token.items()},
+        )
 
     def exposed_s(
         self, lengths: NDArray[np.int64], attention_s: NDArray[np.float64], cp_degree: int

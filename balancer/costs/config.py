@@ -73,9 +73,9 @@ def cost_from_config(
         attention=shape.attention,
         communication=_communication(shape, device, cp_method, gpus, ranks_per_node, overlap),
         source=(
-            f"{shape.layers} layers of width {shape.hidden} on {device.name}, {device.flops / 1e12:.0f} TFLOP/s, "
-            f"of which matrix products are assumed to reach {device.matmul_efficiency:.0%} and attention "
-            f"{device.attention_efficiency:.0%}"
+            f"{shape.layers} layers of width {shape.hidden} on {device.name}, {device.flops / 1e12:.0f} "
+            f"TFLOP/s, of which matrix products are assumed to reach {device.matmul_efficiency:.0%} and "
+            f"attention {device.attention_efficiency:.0%}"
         ),
     )
 

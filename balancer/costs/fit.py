@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -155,7 +154,4 @@ def _communication(wide: tuple[int, ...], wire_s: NDArray[np.float64]) -> Commun
         return None
     rank_s = np.maximum.accumulate(np.array(wide) * wire_s)
     measured = {degree: float(s) / degree for degree, s in zip(wide, rank_s, strict=True)}
-    for narrow, broad in pairwise(wide):
-        while broad * measured[broad] < narrow * measured[narrow]:  # the quotient lost the last bit
-            measured[broad] = float(np.nextafter(measured[broad], np.inf))
     return Communication(bytes_per_token=0.0, intra_node=1.0, inter_node=1.0, measured_s_per_token=measured)
