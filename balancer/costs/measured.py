@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from balancer.costs.checks import check_degree, check_lengths
 
+_ROUNDING = 1 - 1e-9  # what a quotient of times may lose without having fallen
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MeasuredTable:
@@ -66,8 +68,8 @@ class MeasuredTable:
         monotone = _running_maxima(table, degrees)
         if smooth:
             table = monotone
-        elif np.any(table < monotone):
-            d, k = np.argwhere(table < monotone)[0]
+        elif np.any(table < monotone * _ROUNDING):
+            d, k = np.argwhere(table < monotone * _ROUNDING)[0]
             raise ValueError(
                 f"measured times must rise with the length, and degree * time with the degree: degree "
                 f"{degrees[d]}, length {num_tokens[k]} has {table[d, k]:.6g} s where at least "
@@ -103,10 +105,7 @@ def _running_maxima(table: NDArray[np.float64], degrees: tuple[int, ...]) -> NDA
     """[D, K] the least monotone table that is nowhere below ``table``."""
     monotone = np.maximum.accumulate(table, axis=1)
     for d in range(1, len(degrees)):
-        # A quotient may round below what it must reach; nextafter keeps d * t from falling by the last bit.
-        due = monotone[d - 1] * degrees[d - 1] / degrees[d]
-        due = np.where(due * degrees[d] < monotone[d - 1] * degrees[d - 1], np.nextafter(due, np.inf), due)
-        monotone[d] = np.maximum(monotone[d], due)
+        monotone[d] = np.maximum(monotone[d], monotone[d - 1] * degrees[d - 1] / degrees[d])
     return monotone
 
 
