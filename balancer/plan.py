@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -100,3 +106,47 @@ class StepPlan:
         for column in (batches.first_rank, batches.cp_degree, batches.slot, batches.order, batches.offsets):
             hasher.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
         return int.from_bytes(hasher.digest(), "little")
+
+    def to_bytes(self) -> bytes:
+        """The plan as versioned bytes, equal on every platform; see `balancer.views.serial`."""
+        from balancer.views.serial import plan_to_bytes
+
+        return plan_to_bytes(self)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> StepPlan:
+        """The plan that `to_bytes` wrote. Raises ValueError for anything else."""
+        from balancer.views.serial import plan_from_bytes
+
+        return plan_from_bytes(data)
+
+    def to_json(self) -> str:
+        """The plan as versioned JSON, with every bit of its numbers."""
+        from balancer.views.serial import plan_to_json
+
+        return plan_to_json(self)
+
+    @staticmethod
+    def from_json(text: str) -> StepPlan:
+        """The plan that `to_json` wrote. Raises ValueError for anything else."""
+        from balancer.views.serial import plan_from_json
+
+        return plan_from_json(text)
+
+    def table(self, *, max_ranks: int = 16) -> Table:
+        """Time, idle share and load of each rank, for ``rich.print``."""
+        from balancer.views.table import plan_table
+
+        return plan_table(self, max_ranks=max_ranks)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """What each rank does when, as a matplotlib figure, saved to ``path`` where one is given."""
+        from balancer.views.plot import plot_plan
+
+        return plot_plan(self, path)
+
+    def trace(self, path: str | Path | None = None) -> dict[str, Any]:
+        """The same as a timeline that Perfetto opens, written to ``path`` where one is given."""
+        from balancer.views.trace import trace_plans
+
+        return trace_plans(self, path)

@@ -1,0 +1,1 @@
+"""A plan as bytes, JSON, table, picture and timeline. Everything heavy is imported when it is used."""
