@@ -1,0 +1,372 @@
+"""A source whose rows lie in chunks, each decoded whole: row groups, record batches, blocks of lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from abc import abstractmethod
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from loaders.sources import _kernels
+from loaders.sources.base import Rows, Source
+from loaders.sources.cache import BoundedCache
+from loaders.sources.encode import Encoder
+from loaders.sources.files import DataFile
+from loaders.sources.flat import IGNORED, MAX_TOKEN_ID, ColumnError, FlatChunk, RowErrors
+
+TableRead = tuple[pa.Table, dict[int, str]]
+"""A chunk's rows, and what is wrong with which of them."""
+
+logger = logging.getLogger(__name__)
+
+DECODED = BoundedCache[FlatChunk](1 << 30, lambda chunk: chunk.size_bytes)
+"""Chunks of all sources of this process, at most 1 GiB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Layout:
+    """Where the chunks lie. Axis: C = chunks."""
+
+    first_row: NDArray[np.int64]
+    """[C + 1] Chunk c holds rows ``first_row[c] .. first_row[c + 1] - 1`` of the source."""
+    file: NDArray[np.int32]
+    """[C] Number of the chunk's file."""
+    part: NDArray[np.int64]
+    """[C] Number of the chunk within its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A row that was left out because it cannot be used."""
+
+    origin: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scan:
+    """What one pass over all rows tells. Axis: S = rows."""
+
+    lengths: NDArray[np.int64]
+    """[S] Tokens; 0 for empty, null and rejected rows."""
+    loss_tokens: NDArray[np.int64] | None
+    """[S] Labels that count; None: all tokens but each row's first."""
+    num_null: int
+    rejects: tuple[Reject, ...]
+
+
+class Piece(NamedTuple):
+    """Rows of one read that lie in one chunk."""
+
+    chunk_id: int
+    chunk: FlatChunk
+    where: NDArray[np.int64]
+    """[N] Their places among the rows asked for."""
+    local: NDArray[np.int64]
+    """[N] Their numbers within the chunk."""
+
+
+class ChunkedSource(Source):
+    """Rows of one or more files, in chunks. Layout and lengths are found when first asked for."""
+
+    def __init__(
+        self,
+        files: Sequence[DataFile],
+        *,
+        encoder: Encoder,
+        name: str,
+        length: str | None = None,
+        max_token_id: int = MAX_TOKEN_ID,
+        on_bad: str = "error",
+    ) -> None:
+        if on_bad not in ("error", "skip"):
+            raise ValueError(f"on_bad must be 'error' or 'skip', it is {on_bad!r}")
+        self.files = list(files)
+        self.encoder = encoder
+        self.name = name
+        self.length_column = length
+        self.max_token_id = max_token_id
+        self.on_bad = on_bad
+        self._layout_found: Layout | None = None
+        self._scan: Scan | None = None
+        self._key = self.key()
+
+    # what a format fills in ------------------------------------------------------------------
+
+    @abstractmethod
+    def find_layout(self) -> Layout:
+        """Where the chunks lie, without decoding them."""
+
+    @abstractmethod
+    def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:
+        """One chunk and its bad rows; ``columns=None`` reads what the encoder wants."""
+
+    def row_origin(self, file: int, row: int) -> str:
+        """Where row ``row`` of a file comes from; formats with lines or members say it more closely."""
+        return f"{self.files[file].path}, row {row}"
+
+    def place(self, file: int) -> str:
+        """What messages call a file."""
+        return self.files[file].path
+
+    def encode(self, table: pa.Table) -> FlatChunk:
+        """Rows of a table as flat tokens. Raises RowErrors or ColumnError."""
+        return self.encoder.encode(table)
+
+    def without(self, table: pa.Table, bad: Mapping[int, str]) -> pa.Table:
+        """The table with some rows null."""
+        return without_rows(table, bad)
+
+    # what every source offers ----------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """Where the chunks lie; found once a process."""
+        if self._layout_found is None:
+            self._layout_found = self.find_layout()
+        return self._layout_found
+
+    def __len__(self) -> int:
+        return int(self.layout.first_row[-1])
+
+    def lengths(self) -> NDArray[np.int64]:
+        """[S] Tokens of each row, by decoding every chunk once, or from the length column."""
+        return self.scan().lengths
+
+    def loss_tokens(self) -> NDArray[np.int64]:
+        """[S] Labels of each row that count in the loss."""
+        scan = self.scan()
+        return np.maximum(scan.lengths - 1, 0) if scan.loss_tokens is None else scan.loss_tokens
+
+    def rejects(self) -> tuple[Reject, ...]:
+        """Rows left out under ``on_bad="skip"``; they have length 0."""
+        return self.scan().rejects
+
+    def null_rows(self) -> int:
+        """Rows that are null; they count as empty ones."""
+        return self.scan().num_null
+
+    def scan(self) -> Scan:
+        """Lengths and label counts of all rows; found once a process."""
+        if self._scan is None:
+            self._scan = self._scan_lengths() if self.length_column else self._scan_tokens()
+        return self._scan
+
+    def read(self, rows: NDArray[np.int64]) -> Rows:
+        """The payload of ``rows``, in the order asked for."""
+        rows = np.asarray(rows, dtype=np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+            raise IndexError(f"{self.name} has rows 0..{len(self) - 1}, asked for {rows.min()}..{rows.max()}")
+        chunk_of = np.searchsorted(self.layout.first_row, rows, side="right") - 1
+        order = np.argsort(chunk_of, kind="stable")
+        chunk_ids, begin = np.unique(chunk_of[order], return_index=True)
+        ends = np.append(begin[1:], rows.size)
+        pieces = []
+        lengths = np.zeros(rows.size, np.int64)
+        for chunk_id, first, last in zip(chunk_ids.tolist(), begin.tolist(), ends.tolist(), strict=True):
+            where = order[first:last]
+            local = rows[where] - self.layout.first_row[chunk_id]
+            pieces.append(Piece(chunk_id, self.chunk(chunk_id), where, local))
+            lengths[where] = pieces[-1].chunk.tokens.lengths[local]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        input_ids = np.empty(int(offsets[-1]), np.int32)
+        labels = None
+        if any(piece.chunk.labels is not None for piece in pieces):
+            labels = np.empty(input_ids.size, np.int64)
+        for piece in pieces:
+            self._gather(piece.chunk_id, piece.chunk, piece.local, input_ids, offsets[piece.where])
+            if labels is not None:
+                _gather_labels(piece.chunk, piece.local, input_ids, labels, offsets[piece.where])
+        columns = _gather_columns(pieces, rows.size)
+        return Rows(input_ids=input_ids, offsets=offsets, labels=labels, columns=columns)
+
+    def origin(self, row: int) -> str:
+        """File and row within it."""
+        layout = self.layout
+        chunk_id = int(np.searchsorted(layout.first_row, row, side="right")) - 1
+        return self._origin(chunk_id, int(row - layout.first_row[chunk_id]))
+
+    def fingerprint(self) -> str:
+        """Digest of both ends of every file, their sizes, and how rows become tokens."""
+        parts = [self.identity(), *(file.digest() for file in self.files)]
+        return hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
+
+    def identity(self) -> str:
+        """How rows become tokens; two sources over equal files with equal identity hold equal tokens."""
+        return f"{type(self).__name__}:{self.encoder.identity()}:{self.on_bad}:{self.max_token_id}"
+
+    def key(self) -> Hashable:
+        """Names the decoded chunks in the process's cache."""
+        return (self.identity(), tuple(self.files))
+
+    # chunks ----------------------------------------------------------------------------------
+
+    def chunk(self, chunk_id: int) -> FlatChunk:
+        """One chunk, decoded; kept while the process's budget lasts."""
+        return DECODED.get((self._key, chunk_id), lambda: self.decode(chunk_id))
+
+    def decode(self, chunk_id: int) -> FlatChunk:
+        """One chunk, decoded now. Raises ValueError with the file and row, unless bad rows are skipped."""
+        file, part = int(self.layout.file[chunk_id]), int(self.layout.part[chunk_id])
+        try:
+            table, bad = self.read_table(file, part, None)
+            while True:
+                if bad and self.on_bad == "error":
+                    row, reason = min(bad.items())
+                    raise ValueError(f"{self._origin(chunk_id, row)}: {reason}")
+                try:
+                    chunk = self._checked(self.encode(self.without(table, bad)))
+                    return dataclasses.replace(chunk, rejects=bad)
+                except RowErrors as error:
+                    bad = {**error.reasons, **bad}
+        except ColumnError as error:
+            raise ValueError(f"{self.place(file)}: {error}") from None
+
+    def _checked(self, chunk: FlatChunk) -> FlatChunk:
+        """The chunk with tokens as int32; ids out of range are refused here, before any planning.
+
+        A mapped chunk is left alone unless bad rows are to be skipped: reading checks it again anyway.
+        """
+        tokens = chunk.tokens
+        if not tokens.is_span or self.on_bad == "skip":
+            wrong = np.zeros(tokens.starts.size, bool)
+            limit = self.max_token_id
+            if _kernels.out_of_range(tokens.values, tokens.starts, tokens.lengths, limit, wrong):
+                raise RowErrors(
+                    {int(row): self._range_reason(chunk, int(row)) for row in np.flatnonzero(wrong)}
+                )
+        if tokens.is_span or tokens.values.dtype == np.int32:
+            return chunk
+        small = dataclasses.replace(tokens, values=tokens.values.astype(np.int32))
+        return dataclasses.replace(chunk, tokens=small)
+
+    def _range_reason(self, chunk: FlatChunk, row: int) -> str:
+        start, length = chunk.tokens.starts[row], chunk.tokens.lengths[row]
+        ids = chunk.tokens.values[start : start + length]
+        wrong = int(ids[(ids < 0) | (ids >= self.max_token_id)][0])
+        return (
+            f"token ids must be 0..{self.max_token_id - 1}, there is {wrong}. "
+            "Check that column and tokenizer belong together."
+        )
+
+    def _gather(
+        self,
+        chunk_id: int,
+        chunk: FlatChunk,
+        local: NDArray[np.int64],
+        out: NDArray[np.int32],
+        out_starts: NDArray[np.int64],
+    ) -> None:
+        tokens = chunk.tokens.take(local)
+        limit = self.max_token_id
+        bad = _kernels.gather(tokens.values, tokens.starts, tokens.lengths, out, out_starts, limit)
+        if bad >= 0:
+            row = int(local[bad])
+            raise ValueError(f"{self._origin(chunk_id, row)}: {self._range_reason(chunk, row)}")
+
+    def _origin(self, chunk_id: int, row: int) -> str:
+        layout = self.layout
+        file = int(layout.file[chunk_id])
+        first_of_file = int(layout.first_row[int(np.searchsorted(layout.file, file))])
+        return self.row_origin(file, int(layout.first_row[chunk_id]) + row - first_of_file)
+
+    def _scan_tokens(self) -> Scan:
+        lengths = np.zeros(len(self), np.int64)
+        loss_tokens: NDArray[np.int64] | None = None
+        num_null = 0
+        rejects: list[Reject] = []
+        for chunk_id in range(self.layout.file.size):
+            chunk = self.chunk(chunk_id)
+            rows = slice(int(self.layout.first_row[chunk_id]), int(self.layout.first_row[chunk_id + 1]))
+            lengths[rows] = chunk.tokens.lengths
+            if chunk.labels is not None and loss_tokens is None:
+                loss_tokens = np.maximum(lengths - 1, 0)
+            if loss_tokens is not None:
+                loss_tokens[rows] = chunk.num_loss_tokens()
+            num_null += chunk.tokens.num_null - len(chunk.rejects)
+            bad_rows = sorted(chunk.rejects.items())
+            rejects.extend(Reject(self._origin(chunk_id, row), reason) for row, reason in bad_rows)
+        if rejects:
+            logger.warning("%s: %d rows skipped, the first: %s", self.name, len(rejects), rejects[0])
+        return Scan(lengths=lengths, loss_tokens=loss_tokens, num_null=num_null, rejects=tuple(rejects))
+
+    def _scan_lengths(self) -> Scan:
+        column = self.length_column
+        assert column is not None
+        lengths, num_null = np.zeros(len(self), np.int64), 0
+        for chunk_id in range(self.layout.file.size):
+            file, part = int(self.layout.file[chunk_id]), int(self.layout.part[chunk_id])
+            try:
+                values = self.read_table(file, part, [column])[0][column]
+            except ColumnError as error:
+                raise ValueError(f"{self.place(file)}: {error}") from None
+            if not pa.types.is_integer(values.type):
+                where = f"{self.place(file)}: length column {column!r}"
+                raise ValueError(f"{where} must be integer, it is {values.type}")
+            num_null += values.null_count
+            first = int(self.layout.first_row[chunk_id])
+            found = values.fill_null(0).to_numpy().astype(np.int64)
+            if found.size and found.min() < 0:
+                row = int(np.argmin(found))
+                raise ValueError(
+                    f"{self._origin(chunk_id, row)}: a length must be 0 or more, it is {found[row]}"
+                )
+            lengths[first : first + found.size] = found
+        return Scan(lengths=lengths, loss_tokens=None, num_null=num_null, rejects=())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but lengths, which only the planning process needs."""
+        return {**self.__dict__, "_scan": None}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {len(self.files)} files)"
+
+
+def without_rows(table: pa.Table, rows: Collection[int]) -> pa.Table:
+    """The table with some rows null."""
+    if not rows:
+        return table
+    mask = np.zeros(table.num_rows, bool)
+    mask[list(rows)] = True
+    columns = [pc.if_else(pa.array(mask), pa.scalar(None, column.type), column) for column in table.columns]
+    return pa.table(columns, names=table.column_names)
+
+
+def _gather_labels(
+    chunk: FlatChunk,
+    local: NDArray[np.int64],
+    input_ids: NDArray[np.int32],
+    out: NDArray[np.int64],
+    out_starts: NDArray[np.int64],
+) -> None:
+    """Labels of rows ``local`` beside their tokens, which already are in ``input_ids``."""
+    lengths = chunk.tokens.lengths[local]
+    if chunk.labels is None:
+        _kernels.copy_runs(input_ids, out_starts, lengths, out, out_starts)
+    else:
+        labels = chunk.labels.take(local)
+        _kernels.copy_runs(labels.values, labels.starts, lengths, out, out_starts)
+        if chunk.labels_are_marks:
+            _kernels.label_marked(input_ids, out_starts, lengths, IGNORED, out)
+
+
+def _gather_columns(pieces: Sequence[Piece], size: int) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for piece in pieces:
+        for name, values in piece.chunk.columns.items():
+            out = columns.setdefault(name, [None] * size)
+            found = values.take(pa.array(piece.local)).to_pylist()
+            for position, value in zip(piece.where.tolist(), found, strict=True):
+                out[position] = value
+    return columns

@@ -1,0 +1,125 @@
+"""Files behind a source: patterns, URLs, identity."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+EDGE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file, local or behind an fsspec URL."""
+
+    path: str
+    size_bytes: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it can be memory-mapped."""
+        return "://" not in self.path
+
+    def open(self) -> BinaryIO:
+        """A seekable binary file, closed by the caller."""
+        if self.is_local:
+            return open(self.path, "rb")
+        import fsspec
+
+        return cast(BinaryIO, fsspec.open(self.path, "rb").open())
+
+    def digest(self) -> str:
+        """Size and content of both ends: the same wherever the file lies, cheap whatever its size.
+
+        Parquet and Arrow keep their counts and offsets in the footer, so that changed content shows there.
+        """
+        digest = hashlib.blake2b(str(self.size_bytes).encode(), digest_size=8)
+        with self.open() as file:
+            digest.update(file.read(EDGE_BYTES))
+            if self.size_bytes > EDGE_BYTES:
+                file.seek(max(EDGE_BYTES, self.size_bytes - EDGE_BYTES))
+                digest.update(file.read(EDGE_BYTES))
+        return digest.hexdigest()
+
+    def stamp(self) -> str:
+        """Changes when the file is written again; cheaper and stricter than `digest`, bound to this place."""
+        if self.is_local:
+            return f"{self.size_bytes}:{os.stat(self.path).st_mtime_ns}"
+        return self.digest()
+
+
+def find_files(spec: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[DataFile]:
+    """The files that paths, patterns, folders or fsspec URLs name, each list sorted, in the order given.
+
+    Raises:
+        FileNotFoundError: a path does not exist, or a pattern matches nothing.
+    """
+    specs = [spec] if isinstance(spec, str | os.PathLike) else list(spec)
+    files = [file for one in specs for file in _expand(os.fspath(one))]
+    if not files:
+        raise FileNotFoundError("no input files: give at least one path, pattern or URL")
+    return files
+
+
+def _expand(spec: str) -> list[DataFile]:
+    if "://" in spec:
+        return _expand_url(spec)
+    if os.path.isfile(spec):
+        return [DataFile(spec, os.path.getsize(spec))]
+    if os.path.isdir(spec):
+        inside = sorted(glob.glob(os.path.join(glob.escape(spec), "**", "*"), recursive=True))
+        paths = [path for path in inside if os.path.isfile(path) and is_data_file(path)]
+        if not paths:
+            raise FileNotFoundError(f"{spec}: the folder holds no data files ({', '.join(DATA_SUFFIXES)})")
+    else:
+        paths = sorted(path for path in glob.glob(spec, recursive=True) if os.path.isfile(path))
+        if not paths:
+            kind = "matches no file" if glob.has_magic(spec) else "no such file or folder"
+            raise FileNotFoundError(f"{spec}: {kind} (looked in {os.getcwd()})")
+    return [DataFile(path, os.path.getsize(path)) for path in paths]
+
+
+def _expand_url(spec: str) -> list[DataFile]:
+    import fsspec
+
+    filesystem, path = fsspec.core.url_to_fs(spec)
+    if glob.has_magic(path):
+        paths = sorted(str(found) for found in filesystem.glob(path))
+        urls = [found if "://" in found else filesystem.unstrip_protocol(found) for found in paths]
+    else:
+        urls = [spec]
+    files = []
+    for url in urls:
+        try:
+            info: dict[str, Any] = filesystem.info(url)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{url}: no such file") from None
+        if info.get("size") is None:
+            raise ValueError(
+                f"{url}: the server does not tell the file's size, so it cannot be read in parts"
+            )
+        files.append(DataFile(url, int(info["size"])))
+    if not files:
+        raise FileNotFoundError(f"{spec}: matches no file")
+    return files
+
+
+DATA_SUFFIXES = (".parquet", ".arrow", ".feather", ".jsonl", ".json", ".ndjson", ".tar", ".idx")
+COMPRESSIONS = (".gz", ".zst")
+
+
+def suffix_of(path: str) -> str:
+    """The format's suffix, without compression: ``.jsonl`` for ``a.jsonl.gz``."""
+    name = path.split("?", 1)[0].lower()
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    return os.path.splitext(name)[1]
+
+
+def is_data_file(path: str) -> bool:
+    """Whether a file found in a folder is data: by suffix, hidden files and half-written ones left out."""
+    return not os.path.basename(path).startswith((".", "_")) and suffix_of(path) in DATA_SUFFIXES

@@ -1,0 +1,206 @@
+"""Token lists as flat arrays: what every file format is decoded to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from loaders.sources import _kernels
+
+IGNORED = -100
+"""Label of a token that takes no part in the loss."""
+MAX_TOKEN_ID = 2**31
+"""Token ids are kept as int32, so they lie in 0..MAX_TOKEN_ID-1."""
+
+
+class RowErrors(ValueError):
+    """Some rows cannot be used: ``reasons`` by row of the table they were found in."""
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        super().__init__(reasons)
+        self.reasons = reasons
+
+
+class ColumnError(ValueError):
+    """A whole file lacks what is needed: no such column, or one of another type."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Runs:
+    """Lists of integers, one a row, somewhere in one flat array. Axes: N = rows, T = the array's values."""
+
+    values: NDArray[np.integer[Any]]
+    """[T] All values; some may belong to no row, and those of a span must not be touched."""
+    starts: NDArray[np.int64]
+    """[N] Index of each row's first value."""
+    lengths: NDArray[np.int64]
+    """[N] Values of each row; 0 for empty and null rows."""
+    num_null: int = 0
+    """Rows that were null rather than empty."""
+    is_span: bool = False
+    """Whether ``values`` is a window over memory of many buffers, valid only where rows lie."""
+
+    def take(self, rows: NDArray[np.int64]) -> Runs:
+        """Those rows, in that order."""
+        return replace(self, starts=self.starts[rows], lengths=self.lengths[rows], num_null=0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held by the runs themselves; a span's values are mapped, not held."""
+        return int((0 if self.is_span else self.values.nbytes) + self.starts.nbytes + self.lengths.nbytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FlatChunk:
+    """N rows of tokens, with labels where some tokens are masked."""
+
+    tokens: Runs
+    labels: Runs | None = None
+    """Unshifted labels, -100 where masked, or marks; runs as long as those of the tokens."""
+    labels_are_marks: bool = False
+    """Whether ``labels`` says 0 for masked and 1 for trained, rather than an id."""
+    columns: Mapping[str, pa.ChunkedArray] = field(default_factory=lambda: MappingProxyType({}))
+    """Further columns, N values each."""
+    rejects: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What is wrong with which row; they have length 0."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory it holds, for a cache that is bounded by bytes."""
+        size = self.tokens.size_bytes + (0 if self.labels is None else self.labels.size_bytes)
+        return size + sum(int(column.nbytes) for column in self.columns.values())
+
+    def take(self, rows: NDArray[np.int64]) -> FlatChunk:
+        """Those rows, in that order; rejects must be none."""
+        assert not self.rejects
+        index = pa.array(rows)
+        return replace(
+            self,
+            tokens=self.tokens.take(rows),
+            labels=None if self.labels is None else self.labels.take(rows),
+            columns={name: column.take(index) for name, column in self.columns.items()},
+        )
+
+    def num_loss_tokens(self) -> NDArray[np.int64]:
+        """[N] Labels that count: not masked, and not the first of their row, which nothing predicts."""
+        if self.labels is None:
+            return np.maximum(self.tokens.lengths - 1, 0)
+        counts = np.zeros(self.labels.starts.size, np.int64)
+        masked = 0 if self.labels_are_marks else IGNORED
+        _kernels.count_kept(self.labels.values, self.labels.starts, self.labels.lengths, masked, counts)
+        return counts
+
+
+def list_runs(column: pa.ChunkedArray, what: str) -> Runs:
+    """The runs of an Arrow list column, without a copy of its values where they are plain integers.
+
+    Raises:
+        ColumnError: the column is not a list of integers (or booleans).
+        RowErrors: nulls stand among the values of rows.
+    """
+    reasons: dict[int, str] = {}
+    pieces = []
+    first_row = 0
+    for array in column.chunks:
+        try:
+            pieces.append(_array_runs(array, what))
+        except RowErrors as error:
+            reasons.update({first_row + row: reason for row, reason in error.reasons.items()})
+        first_row += len(array)
+    if reasons:
+        raise RowErrors(reasons)
+    if not pieces:
+        return _array_runs(pa.array([], type=column.type), what)
+    return pieces[0] if len(pieces) == 1 else _joined(pieces)
+
+
+def _array_runs(array: pa.Array, what: str) -> Runs:
+    kind = array.type
+    if pa.types.is_null(kind):
+        zeros = np.zeros(len(array), np.int64)
+        return Runs(values=np.zeros(0, np.int32), starts=zeros, lengths=zeros, num_null=len(array))
+    if pa.types.is_fixed_size_list(kind):
+        array = array.cast(pa.large_list(kind.value_type))
+        kind = array.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list and pa.types.is_null(kind.value_type):  # only empty lists so far
+        array = array.cast(pa.large_list(pa.int32()))
+        kind = array.type
+    if is_list and pa.types.is_boolean(kind.value_type):
+        array = array.cast(pa.large_list(pa.uint8()))
+        kind = array.type
+    if not is_list or not pa.types.is_integer(kind.value_type):
+        raise ColumnError(f"{what} must be a list of integers, it is {kind}")
+    offsets = array.offsets.to_numpy(zero_copy_only=True).astype(np.int64, copy=False)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    if array.null_count:
+        lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, lengths)
+    values = array.values
+    if values.null_count:
+        _refuse_nulls(values, starts, lengths, what)
+        values = values.fill_null(0)  # the nulls lie outside every row
+    flat = values.to_numpy(zero_copy_only=True)
+    return Runs(values=flat, starts=starts, lengths=lengths, num_null=int(array.null_count))
+
+
+def _refuse_nulls(values: pa.Array, starts: NDArray[np.int64], lengths: NDArray[np.int64], what: str) -> None:
+    is_null = values.is_null().to_numpy(zero_copy_only=False)
+    nulls = np.concatenate(([0], np.cumsum(is_null, dtype=np.int64)))
+    bad = np.flatnonzero(nulls[starts + lengths] - nulls[starts])
+    if bad.size:
+        raise RowErrors({int(row): f"{what} holds a null among its values" for row in bad})
+
+
+class _Span:
+    """Memory from the first to the last of several arrays, seen as one array; keeps them alive."""
+
+    def __init__(self, arrays: list[NDArray[Any]]) -> None:
+        addresses = [array.__array_interface__["data"][0] for array in arrays]
+        item = arrays[0].dtype
+        base = min(addresses)
+        end = max(address + array.nbytes for address, array in zip(addresses, arrays, strict=True))
+        self.arrays = arrays
+        self.shifts = [(address - base) // item.itemsize for address in addresses]
+        self.is_aligned = all((address - base) % item.itemsize == 0 for address in addresses)
+        self.__array_interface__ = {
+            "data": (base, True),
+            "shape": ((end - base) // item.itemsize,),
+            "typestr": item.str,
+            "version": 3,
+        }
+
+
+def _joined(pieces: list[Runs]) -> Runs:
+    """One set of runs over all pieces.
+
+    A memory-mapped data set has a record batch for every 1,000 rows, so that a random read of 512 rows
+    touches nearly as many pieces: a window over all of them lets one call gather the rows, copying nothing.
+    """
+    full = [piece for piece in pieces if piece.values.size] or pieces[:1]
+    lengths = np.concatenate([piece.lengths for piece in pieces])
+    num_null = sum(piece.num_null for piece in pieces)
+    if len({piece.values.dtype for piece in full}) == 1:
+        span = _Span([piece.values for piece in full])
+        if span.is_aligned:
+            shift = dict(zip(map(id, full), span.shifts, strict=True))
+            starts = np.concatenate([piece.starts + shift.get(id(piece), 0) for piece in pieces])
+            values = np.asarray(span)
+            return Runs(values=values, starts=starts, lengths=lengths, num_null=num_null, is_span=True)
+    sizes = np.cumsum([0] + [piece.values.size for piece in pieces])
+    starts = np.concatenate([piece.starts + size for piece, size in zip(pieces, sizes[:-1], strict=True)])
+    values = np.concatenate([piece.values for piece in pieces])
+    return Runs(values=values, starts=starts, lengths=lengths, num_null=num_null)
+
+
+def check_columns(columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The columns, when all are there. Raises ColumnError."""
+    for name in columns:
+        if name not in names:
+            raise ColumnError(f"no column {name!r}; the columns are {', '.join(names) or '(none)'}")
+    return list(columns)

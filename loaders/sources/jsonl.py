@@ -1,0 +1,216 @@
+"""JSON lines: a chunk is a block of whole lines."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+
+from loaders.sources.chunked import ChunkedSource, Layout, TableRead
+from loaders.sources.files import DataFile
+from loaders.sources.flat import check_columns
+
+BLOCK_BYTES = 8 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole lines of a file."""
+
+    offset: int
+    """First byte."""
+    size_bytes: int
+    first_line: int
+    """Physical line number of its first line, counted from 1, blank lines included."""
+
+
+class JsonLinesSource(ChunkedSource):
+    """Rows of .jsonl files: every line that is not blank is one object, one row."""
+
+    block_bytes = BLOCK_BYTES
+
+    def find_layout(self) -> Layout:
+        """Blocks of whole lines and their rows, from a pass over the bytes that parses nothing."""
+        rows, file_ids = [], []
+        self._blocks: list[list[Block]] = []
+        for file_id, file in enumerate(self.files):
+            blocks = []
+            for block, content in split_lines(file, self.block_bytes):
+                blocks.append(block)
+                rows.append(sum(1 for line in content.split(b"\n") if line.strip()))
+                file_ids.append(file_id)
+            self._blocks.append(blocks)
+        return Layout(
+            first_row=np.concatenate(([0], np.cumsum(rows, dtype=np.int64))).astype(np.int64),
+            file=np.array(file_ids, np.int32),
+            part=np.array([part for blocks in self._blocks for part in range(len(blocks))], np.int64),
+        )
+
+    def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:
+        """One block's rows; a line that is no JSON object becomes a null row and is told."""
+        content = self._content(file, part)
+        names = self._names(file)
+        wanted = self.encoder.wants(names) if columns is None else check_columns(columns, names)
+        return parse_lines(content, self.json_schema(wanted))
+
+    def json_schema(self, wanted: Sequence[str]) -> dict[str, pa.DataType | None]:
+        """Type of each column to read; None where it is taken from the values."""
+        hints = self.encoder.json_types()
+        return {name: pa.int64() if name == self.length_column else hints.get(name) for name in wanted}
+
+    def row_origin(self, file: int, row: int) -> str:
+        """File, physical line (from 1, blank lines counted) and byte."""
+        first_of_file = int(np.searchsorted(self.layout.file, file))
+        starts = self.layout.first_row[first_of_file:] - self.layout.first_row[first_of_file]
+        part = int(np.searchsorted(starts, row, side="right")) - 1
+        block = self._blocks[file][part]
+        line, offset = find_line(self._content(file, part), row - int(starts[part]))
+        return f"{self.files[file].path}, line {block.first_line + line} (byte {block.offset + offset})"
+
+    def _content(self, file: int, part: int) -> bytes:
+        layout_is_there = self.layout
+        assert layout_is_there is not None
+        block = self._blocks[file][part]
+        with self.files[file].open() as opened:
+            opened.seek(block.offset)
+            return opened.read(block.size_bytes)
+
+    def _names(self, file: int) -> list[str]:
+        """Keys of the file's first objects, in the order met."""
+        return key_names(self._content(file, 0)) if self._blocks[file] else []
+
+
+def split_lines(file: DataFile, block_bytes: int) -> Iterator[tuple[Block, bytes]]:
+    """Blocks of about ``block_bytes``, cut behind line ends; a longer line makes a longer block."""
+    offset, line, rest = 0, 1, b""
+    with file.open() as opened:
+        if opened.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
+            offset = len(BYTE_ORDER_MARK)
+        opened.seek(offset)
+        while True:
+            piece = opened.read(block_bytes)
+            end = piece.rfind(b"\n") + 1 if piece else 0
+            if piece and not end:
+                rest += piece
+                continue
+            content = rest + piece[:end] if piece else rest
+            rest = piece[end:]
+            if content:
+                yield Block(offset, len(content), line), content
+                offset += len(content)
+                line += content.count(b"\n")
+            if not piece:
+                return
+
+
+def parse_lines(content: bytes, types: Mapping[str, pa.DataType | None]) -> tuple[pa.Table, dict[int, str]]:
+    """Columns of a block of lines, and what is wrong with which row.
+
+    Arrow's reader takes whole blocks; what it refuses or counts otherwise is read line by line, to tell
+    which line it is.
+    """
+    lines = [line for line in content.split(b"\n") if line.strip()]
+    if None not in types.values() and lines:
+        try:
+            table = pa_json.read_json(
+                io.BytesIO(content),
+                read_options=pa_json.ReadOptions(use_threads=False, block_size=len(content) + 1),
+                parse_options=pa_json.ParseOptions(
+                    explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore"
+                ),
+            )
+        except pa.ArrowInvalid:
+            pass
+        else:
+            if table.num_rows == len(lines):
+                return table, {}
+    rows: list[dict[str, Any]] = []
+    bad: dict[int, str] = {}
+    for number, line in enumerate(lines):
+        row, reason = parse_line(line)
+        rows.append(row)
+        if reason:
+            bad[number] = reason
+    return table_of_rows(rows, types, bad), bad
+
+
+def parse_line(line: bytes) -> tuple[dict[str, Any], str]:
+    """The object on a line, or an empty one and what is wrong."""
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError as error:
+        return {}, f"not UTF-8 ({error.reason} at byte {error.start} of the line)"
+    except ValueError as error:
+        return {}, f"not JSON ({error}); a file that was cut short ends like this"
+    if not isinstance(row, dict):
+        return {}, f"a line must hold one object, this holds {KINDS.get(type(row), type(row).__name__)}"
+    return row, ""
+
+
+KINDS = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def table_of_rows(
+    rows: Sequence[Mapping[str, Any]], types: Mapping[str, pa.DataType | None], bad: dict[int, str]
+) -> pa.Table:
+    """Columns of Python rows; a value of another type is told in ``bad`` and becomes null."""
+    columns = {}
+    for name, kind in types.items():
+        values = [row.get(name) for row in rows]
+        try:
+            columns[name] = pa.array(values, type=kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            columns[name] = _column_value_by_value(values, name, kind, bad)
+    return pa.table(columns)
+
+
+def _column_value_by_value(
+    values: list[Any], name: str, kind: pa.DataType | None, bad: dict[int, str]
+) -> pa.Array:
+    for row, value in enumerate(values):
+        try:
+            pa.array([value], type=kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            values[row] = None
+            expected = (
+                "a list of integers"
+                if kind is not None and pa.types.is_list(kind)
+                else str(kind or "of one type")
+            )
+            bad.setdefault(row, f"{name!r} must be {expected}, it is {json.dumps(value)[:60]}")
+    return pa.array(values, type=kind)
+
+
+def find_line(content: bytes, row: int) -> tuple[int, int]:
+    """Line number (from 0) and byte of the row-th line that is not blank."""
+    offset = 0
+    for number, line in enumerate(content.split(b"\n")):
+        if line.strip():
+            if row == 0:
+                return number, offset
+            row -= 1
+        offset += len(line) + 1
+    raise IndexError(row)
+
+
+def key_names(content: bytes, rows: int = 100) -> list[str]:
+    """Keys of the first objects, in the order met."""
+    names: dict[str, None] = {}
+    for line in content.split(b"\n", rows)[:rows]:
+        if line.strip():
+            names.update(dict.fromkeys(parse_line(line)[0]))
+    return list(names)

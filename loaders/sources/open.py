@@ -1,0 +1,139 @@
+"""`open_source`: one call for every kind of data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from loaders.sources.base import Source
+from loaders.sources.encode import Encoder, TokenColumns
+from loaders.sources.files import COMPRESSIONS, DataFile, find_files, suffix_of
+from loaders.sources.flat import MAX_TOKEN_ID
+from loaders.sources.torch_dataset import DatasetSource, Length
+
+
+def open_source(
+    spec: Any,
+    *,
+    column: str = "input_ids",
+    name: str | None = None,
+    labels: str | bool | None = None,
+    length: Length = None,
+    carry: Sequence[str] = (),
+    vocab_size: int | None = None,
+    on_bad: str = "error",
+) -> Source:
+    """Open data as rows of token ids, whose lengths are known before they are read.
+
+    Args:
+        spec: a path, a pattern (``data/*.parquet``), a folder, an fsspec URL or a list of them; or a
+            map-style `datasets.Dataset`; or any map-style torch ``Dataset``. A `Source` is returned as it is.
+        column: the column of token ids, a list of integers.
+        name: what messages call the source; by default the path or the data set's class.
+        labels: the column of labels (-100 where masked) or of 0/1 marks, one a token. By default ``labels``,
+            ``loss_mask``, ``completion_mask`` or ``assistant_masks`` where there is one; ``False``: none.
+        length: where lengths come from when counting tokens would be slow: the name of a column of
+            integers; for a torch ``Dataset`` also a function of a sample, or an array with all of them.
+        carry: further columns to hand through, one value a row.
+        vocab_size: ids must be below it; by default below 2^31.
+        on_bad: ``"error"``: the first row that cannot be used raises, with its file and row;
+            ``"skip"``: such rows have length 0 and are listed by ``rejects()``.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        ValueError: unknown or mixed formats; files cut short (found here, from their footers).
+        TypeError: not something that holds rows by number.
+    """
+    if isinstance(spec, Source):
+        return spec
+    limit = MAX_TOKEN_ID if vocab_size is None else min(vocab_size, MAX_TOKEN_ID)
+    encoder = TokenColumns(column=column, labels=labels, carry=tuple(carry))
+    if _is_paths(spec):
+        if not (length is None or isinstance(length, str)):
+            raise TypeError(f"files take length= as the name of a column, not {type(length).__name__}")
+        files = find_files(spec)
+        return open_files(files, encoder, name or _name_of(spec), length, limit, on_bad)
+    if _is_plain_hugging_face(spec) and (length is None or isinstance(length, str)):
+        from loaders.sources.huggingface import HuggingFaceSource
+
+        title = name or f"datasets.Dataset of {len(spec)} rows"
+        return HuggingFaceSource(
+            spec, encoder=encoder, name=title, length=length, max_token_id=limit, on_bad=on_bad
+        )
+    if not (hasattr(spec, "__getitem__") and hasattr(spec, "__len__")):
+        raise TypeError(
+            f"a source needs rows by number: paths, a datasets.Dataset or a map-style Dataset with "
+            f"__getitem__ and __len__; it is {type(spec).__name__}"
+        )
+    if on_bad != "error":
+        raise ValueError("on_bad='skip' works on files and datasets.Dataset; a Dataset of your own raises")
+    return DatasetSource(
+        spec,
+        column=column,
+        labels=labels,
+        carry=carry,
+        name=name or type(spec).__name__,
+        length=length,
+        max_token_id=limit,
+    )
+
+
+def open_files(
+    files: Sequence[DataFile],
+    encoder: Encoder,
+    name: str,
+    length: str | None = None,
+    max_token_id: int = MAX_TOKEN_ID,
+    on_bad: str = "error",
+) -> Source:
+    """The source for files of one format, by their suffix."""
+    suffixes = sorted({suffix_of(file.path) for file in files})
+    if len(suffixes) > 1:
+        raise ValueError(
+            f"{name}: files of one source must be of one format, there are {', '.join(suffixes)}"
+        )
+    suffix = suffixes[0]
+    options: dict[str, Any] = {
+        "encoder": encoder,
+        "name": name,
+        "length": length,
+        "max_token_id": max_token_id,
+        "on_bad": on_bad,
+    }
+    if suffix == ".parquet":
+        from loaders.sources.parquet import ParquetSource
+
+        source = ParquetSource(files, **options)
+        source.check()
+        return source
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        from loaders.sources.jsonl import JsonLinesSource
+
+        compressed = [file.path for file in files if file.path.lower().endswith(COMPRESSIONS)]
+        if compressed:
+            raise ValueError(f"{compressed[0]}: compressed lines cannot be read by number; unpack them first")
+        return JsonLinesSource(files, **options)
+    raise ValueError(
+        f"{name}: unknown format {suffix or '(no suffix)'!r}; known: .parquet, .jsonl, .ndjson, .json"
+    )
+
+
+def _is_paths(spec: Any) -> bool:
+    if isinstance(spec, str | os.PathLike):
+        return True
+    return (
+        isinstance(spec, list | tuple)
+        and len(spec) > 0
+        and all(isinstance(one, str | os.PathLike) for one in spec)
+    )
+
+
+def _name_of(spec: Any) -> str:
+    return os.fspath(spec) if isinstance(spec, str | os.PathLike) else ", ".join(map(os.fspath, spec))
+
+
+def _is_plain_hugging_face(spec: Any) -> bool:
+    """A `datasets.Dataset` whose rows are what its table holds: a transform makes its own samples."""
+    from_datasets = type(spec).__module__.startswith("datasets.") and type(spec).__name__ == "Dataset"
+    return from_datasets and spec.format["type"] != "custom"
