@@ -1,0 +1,61 @@
+"""Run an iterator in a background thread, a few items ahead of its consumer."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.1
+"""How long the thread may notice late that its consumer has gone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _End:
+    error: BaseException | None
+
+
+def ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
+    """The items of ``make()``, computed up to ``depth`` items before they are asked for.
+
+    The thread starts with the first item that is asked for, so worker processes that were forked before
+    that never inherit it, and it ends with this generator, also when that is closed half-way. An exception
+    of the iterator is raised here, in its turn.
+    """
+    if depth < 1:
+        yield from make()
+        return
+    items: queue.Queue[Any] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not stop.is_set():
+            try:
+                items.put(item, timeout=POLL_S)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def run() -> None:
+        try:
+            for item in make():
+                if not put(item):
+                    return
+            put(_End(None))
+        except BaseException as error:  # handed to the consumer, who raises it
+            put(_End(error))
+
+    thread = threading.Thread(target=run, name="evenload-plan-ahead", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := items.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        stop.set()

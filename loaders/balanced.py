@@ -1,0 +1,247 @@
+"""The balanced mode of `loaders.DataLoader`: steps from the order, plans from the steps, batches from the plans."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import Sampler
+
+from balancer.plan import StepPlan
+from balancer.topology import Topology
+from loaders.ahead import ahead
+from loaders.batch import Batch
+from loaders.collate import Packed
+from loaders.metrics import Metrics
+from loaders.shares import Share, shares_of_rank
+from loaders.state import Cursor
+from loaders.steps import Steps
+from packing.table import SampleTable
+
+PLAN_AHEAD = 2
+"""Steps planned before they are needed. One hides the planner behind a step; two absorb an uneven step."""
+
+Planner = Callable[..., StepPlan]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PlannedStep:
+    """One optimizer step: its samples, who computes what, and where the next step starts."""
+
+    number: int
+    """Number of the step, over all epochs."""
+    table: SampleTable
+    plan: StepPlan
+    plan_s: float
+    behind: Cursor
+    """Where the order stands when the step is done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Planning:
+    """How a step is planned: everything that all ranks must share."""
+
+    steps: Steps
+    topology: Topology
+    planner: Planner
+    options: dict[str, Any]
+    """Keyword arguments of ``plan_step`` that do not change from step to step."""
+
+    def plan(self, cursor: Cursor) -> PlannedStep | None:
+        """The step at ``cursor``, planned; ``None`` at the end of the epoch."""
+        found = self.steps.members(cursor)
+        if found is None:
+            return None
+        table, behind = found
+        started = time.perf_counter()
+        plan = self.planner(table, topology=self.topology, **self.options)
+        plan_s = time.perf_counter() - started
+        return PlannedStep(number=cursor.step, table=table, plan=plan, plan_s=plan_s, behind=behind)
+
+    def epoch(self, cursor: Cursor) -> Iterator[PlannedStep]:
+        """All steps of the epoch from ``cursor`` on."""
+        while (planned := self.plan(cursor)) is not None:
+            yield planned
+            cursor = planned.behind
+
+
+class ShareQueue(Sampler[Share]):
+    """What the reading loader draws its work from: the shares of the iteration that is being started."""
+
+    def __init__(self) -> None:
+        self.make: Callable[[], Iterator[Share]] = lambda: iter(())
+
+    def __iter__(self) -> Iterator[Share]:
+        return self.make()
+
+
+class Balanced:
+    """State of a balanced loader: the cursor, the reading loader beneath and the counters.
+
+    Args:
+        planning: how steps are made.
+        rank: data rank of this process.
+        reading: makes the torch loader that reads shares, given their queue.
+        metrics: counters of given-out steps.
+        attach: gives a finished batch what belongs to this process: its process group.
+    """
+
+    def __init__(
+        self,
+        planning: Planning,
+        *,
+        rank: int,
+        reading: Callable[[ShareQueue], torch.utils.data.DataLoader[Any]],
+        metrics: Metrics,
+        attach: Callable[[Batch], Batch],
+    ) -> None:
+        self.planning = planning
+        self.rank = rank
+        self.metrics = metrics
+        self.attach = attach
+        self.cursor = Cursor()
+        self.resumes = True
+        """Whether the next iteration goes on at the cursor instead of starting an epoch."""
+        self.queue = ShareQueue()
+        self.reading = reading(self.queue)
+        self.last_planned: PlannedStep | None = None
+        self.latest: object | None = None
+        """Mark of the iteration that moves the cursor."""
+
+    def start(self) -> BalancedIterator:
+        """Iterate from a loaded state, or else over a new epoch."""
+        if not self.resumes:
+            self.cursor = replace(self.cursor, epoch=self.cursor.epoch + 1, position=0)
+        self.resumes = False
+        return BalancedIterator(self, self.cursor)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration run over ``epoch``; a state loaded in the middle of it is kept."""
+        if self.resumes and epoch == self.cursor.epoch:
+            return
+        self.cursor = replace(self.cursor, epoch=int(epoch), position=0)
+        self.resumes = True
+        self.latest = None
+
+    def load(self, cursor: Cursor) -> None:
+        """Let the next iteration go on at ``cursor``."""
+        self.cursor = cursor
+        self.resumes = True
+        self.latest = None
+
+    def finish_epoch(self) -> None:
+        """The epoch is used up: the next iteration starts the one after it."""
+        self.cursor = replace(self.cursor, epoch=self.cursor.epoch + 1, position=0)
+        self.resumes = True
+
+    def count(self) -> int:
+        """Steps of an epoch: of the one that is running, or comes next."""
+        return self.planning.steps.count(self.cursor.epoch)
+
+
+class BalancedIterator(Iterator[Batch]):
+    """This rank's batches from a cursor to the end of its epoch."""
+
+    def __init__(self, owner: Balanced, cursor: Cursor) -> None:
+        self._owner = owner
+        self._cursor = cursor
+        self._given: deque[PlannedStep] = deque()  # planned and handed to the reader, not yet consumed
+        owner.latest = self._mark = object()
+        # the queue must not hold on to this: whoever drops the iteration so ends its workers and its thread
+        given = self._given
+        owner.queue.make = lambda: _shares(owner.planning, owner.rank, cursor, given)
+        self._inner = iter(owner.reading)
+        owner.queue.make = lambda: iter(())
+
+    def __next__(self) -> Batch:
+        owner = self._owner
+        started = time.perf_counter()
+        try:
+            item = next(self._inner)
+        except StopIteration:
+            if self._is_latest():
+                owner.latest = None
+                owner.finish_epoch()
+            raise
+        batch: Batch = owner.attach(item.to_batch() if isinstance(item, Packed) else item)
+        owner.metrics.wait_s += time.perf_counter() - started
+        owner.metrics.batches += 1
+        owner.metrics.dummies += batch.place.is_dummy
+        owner.last_planned = self._given[0]
+        if batch.last_in_step:
+            planned = self._given.popleft()
+            owner.metrics.add_step(planned.plan, planned.table, planned.plan_s)
+            if self._is_latest():
+                owner.cursor = planned.behind
+        return batch
+
+    def _is_latest(self) -> bool:
+        """Whether the loader's state follows this iteration; a newer one, or a loaded state, takes it over."""
+        return self._owner.latest is self._mark
+
+    def __iter__(self) -> BalancedIterator:
+        return self
+
+    def __len__(self) -> int:
+        return self._owner.planning.steps.count(self._cursor.epoch)
+
+
+def _shares(planning: Planning, rank: int, cursor: Cursor, given: deque[PlannedStep]) -> Iterator[Share]:
+    """One rank's work from ``cursor`` to the end of the epoch; drawn some batches before they are given out."""
+    for planned in ahead(lambda: planning.epoch(cursor), PLAN_AHEAD):
+        given.append(planned)
+        yield from shares_of_rank(planned.plan, planned.table, rank=rank, step=planned.number)
+
+
+class OrderSampler(Sampler[Any]):
+    """The epoch's order as torch's samplers give it: row numbers, or (source, row) pairs of a mixture.
+
+    It is what ``loader.sampler`` shows; the balanced mode itself draws whole steps at once.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Show another epoch's order."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.steps.order.size(self.epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        pairs = len(self.steps.catalogs) > 1
+        whole = replace(self.steps, samples=1024, tokens=None, drop_last=False)
+        cursor: Cursor | None = Cursor(epoch=self.epoch)
+        while cursor is not None and (found := whole.members(cursor)) is not None:
+            table, cursor = found
+            first = table.start == 0
+            rows = table.row[first].tolist()
+            yield from zip(table.source[first].tolist(), rows, strict=True) if pairs else rows
+
+
+class StepSampler(Sampler[list[Any]]):
+    """The epoch's steps as torch's batch samplers give them: the samples of one optimizer step at a time."""
+
+    def __init__(self, steps: Steps, sampler: OrderSampler) -> None:
+        self.steps = steps
+        self.sampler = sampler
+        self.batch_size = steps.samples
+        self.drop_last = steps.drop_last
+
+    def __len__(self) -> int:
+        return self.steps.count(self.sampler.epoch)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        pairs = len(self.steps.catalogs) > 1
+        cursor = Cursor(epoch=self.sampler.epoch)
+        while (found := self.steps.members(cursor)) is not None:
+            table, cursor = found
+            first = table.start == 0
+            rows: Sequence[Any] = table.row[first].tolist()
+            yield list(zip(table.source[first].tolist(), rows, strict=True) if pairs else rows)

@@ -1,0 +1,186 @@
+"""Which rows of a source are given out, and in what pieces, decided from their lengths alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaders.sources.base import Rows, Source
+from packing.table import SampleTable
+
+logger = logging.getLogger(__name__)
+
+IGNORED = -100
+"""Label of a token that takes no part in the loss."""
+OVERSIZE = ("error", "drop", "truncate", "split")
+"""What may happen to a sample that no micro-batch can hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Catalog:
+    """One source's rows under a capacity. Axis: S = rows of the source, U = usable ones.
+
+    Rows are empty, dropped or usable; a usable row that is too long is truncated or split.
+    """
+
+    source: Source
+    lengths: NDArray[np.int64]
+    """[S] Tokens of each row."""
+    capacity: int
+    """Tokens of the longest sample that a micro-batch can hold."""
+    oversize: str
+    usable: NDArray[np.int64] | None
+    """[U] Rows that are given out, in row order; ``None``: all of them."""
+    counts: dict[str, int]
+    """Rows kept, dropped, truncated, split and empty; truncated and split ones are among the kept."""
+    cut_tokens: int
+    """Tokens that are never given out: of dropped rows, and of the ends of truncated ones."""
+    given_loss_tokens: NDArray[np.int64] | None
+    """[S] Labels of each row that count; ``None``: all but the first token, so no array is kept."""
+
+    def __len__(self) -> int:
+        return int(self.lengths.size if self.usable is None else self.usable.size)
+
+    def rows(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of the source at ``places`` among the usable ones."""
+        return places if self.usable is None else self.usable[places]
+
+    def loss_tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[N] Labels of whole rows that count in the loss."""
+        if self.given_loss_tokens is None:
+            return np.maximum(self.lengths[rows] - 1, 0)
+        return self.given_loss_tokens[rows]
+
+    def mean_tokens(self) -> float:
+        """Tokens that a usable row brings on average, after truncation."""
+        kept = self.lengths if self.usable is None else self.lengths[self.usable]
+        if self.oversize == "truncate":
+            kept = np.minimum(kept, self.capacity)
+        return float(kept.mean()) if kept.size else 0.0
+
+
+def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
+    """Sort a source's rows by what becomes of them.
+
+    Raises:
+        ValueError: a row is too long and ``oversize`` is "error"; names the first such row and counts them.
+
+    Cost: two passes over the lengths; 8 bytes a usable row where some rows are not usable.
+    """
+    lengths = np.asarray(source.lengths(), dtype=np.int64)
+    too_long = int(np.count_nonzero(lengths > capacity))
+    empty = int(np.count_nonzero(lengths == 0))
+    if too_long and oversize == "error":
+        row = int(np.argmax(lengths > capacity))
+        raise ValueError(
+            f"{too_long} of {lengths.size} samples of {source.name} are too long: a sample may have at most "
+            f"{capacity} tokens (max_tokens times the largest CP degree), {source.origin(row)} has "
+            f'{lengths[row]}. Raise max_tokens, allow a larger degree in cp_degrees, or choose oversize="drop", '
+            '"truncate" or "split".'
+        )
+    dropped = too_long if oversize == "drop" else 0
+    usable = None
+    if empty or dropped:
+        keep = lengths > 0
+        if dropped:
+            keep &= lengths <= capacity
+        usable = np.flatnonzero(keep)
+    cut = 0
+    if too_long and oversize in ("drop", "truncate"):
+        long = lengths[lengths > capacity]
+        cut = int(long.sum()) - (0 if dropped else capacity * too_long)
+    counts = {
+        "kept": int(lengths.size) - empty - dropped,
+        "dropped": dropped,
+        "truncated": too_long if oversize == "truncate" else 0,
+        "split": too_long if oversize == "split" else 0,
+        "empty": empty,
+    }
+    _tell(source, counts, cut)
+    plain = type(source).loss_tokens is Source.loss_tokens
+    return Catalog(
+        source=source,
+        lengths=lengths,
+        capacity=capacity,
+        oversize=oversize,
+        usable=usable,
+        counts=counts,
+        cut_tokens=cut,
+        given_loss_tokens=None if plain else np.asarray(source.loss_tokens(), dtype=np.int64),
+    )
+
+
+def _tell(source: Source, counts: dict[str, int], cut_tokens: int) -> None:
+    notable = {name: counts[name] for name in ("dropped", "truncated", "split", "empty") if counts[name]}
+    if notable:
+        told = ", ".join(f"{count} {name}" for name, count in notable.items())
+        logger.warning(
+            "%s: of %d samples %s; %d tokens are left out", source.name, sum(_rows(counts)), told, cut_tokens
+        )
+
+
+def _rows(counts: dict[str, int]) -> tuple[int, int, int]:
+    return counts["kept"], counts["dropped"], counts["empty"]
+
+
+def sample_table(
+    catalogs: Sequence[Catalog], source: NDArray[np.int32], places: NDArray[np.int64]
+) -> SampleTable:
+    """Metadata of the samples at ``places`` [N] of their sources [N], in that order, pieces after one another."""
+    rows = np.empty(places.size, np.int64)
+    num_tokens = np.empty(places.size, np.int64)
+    loss = np.empty(places.size, np.int64)
+    for number in np.unique(source):
+        catalog = catalogs[number]
+        mine = source == number if len(catalogs) > 1 else slice(None)
+        rows[mine] = found = catalog.rows(places[mine])
+        num_tokens[mine] = catalog.lengths[found]
+        loss[mine] = catalog.loss_tokens(found)
+    capacity = catalogs[0].capacity if catalogs else 0
+    table = SampleTable(
+        num_tokens=num_tokens,
+        source=source,
+        row=rows,
+        start=np.zeros(places.size, np.int64),
+        num_loss_tokens=loss,
+        phases={},
+    )
+    if not np.any(num_tokens > capacity):
+        return table
+    return _cut(table, catalogs, capacity, split=catalogs[0].oversize == "split")
+
+
+def _cut(table: SampleTable, catalogs: Sequence[Catalog], capacity: int, *, split: bool) -> SampleTable:
+    """Replace rows that are too long by their first piece, or by all pieces."""
+    pieces = -(-table.num_tokens // capacity) if split else np.ones(len(table), np.int64)
+    index = np.repeat(np.arange(len(table)), pieces)
+    within = np.arange(index.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    start = within * capacity
+    num_tokens = np.minimum(table.num_tokens[index] - start, capacity)
+    long = table.num_tokens > capacity
+    plain = table.num_loss_tokens == table.num_tokens - 1
+    loss = np.where((long & plain)[index], num_tokens - 1, table.num_loss_tokens[index])
+    for piece in np.flatnonzero(
+        (long & ~plain)[index]
+    ):  # a piece's mask is not metadata: read those few rows
+        sample = index[piece]
+        labels = _labels(catalogs[table.source[sample]].source, int(table.row[sample]))
+        loss[piece] = np.count_nonzero(labels[start[piece] + 1 : start[piece] + num_tokens[piece]] != IGNORED)
+    return SampleTable(
+        num_tokens=num_tokens,
+        source=table.source[index],
+        row=table.row[index],
+        start=start,
+        num_loss_tokens=loss,
+        phases={},
+    )
+
+
+def _labels(source: Source, row: int) -> NDArray[np.integer[Any]]:
+    rows: Rows = source.read(np.array([row], np.int64))
+    return rows.input_ids if rows.labels is None else rows.labels

@@ -1,0 +1,169 @@
+"""Samples laid end to end: the flat layout that variable-length attention reads.
+
+Two stages, so that little travels between processes: a worker reads tokens (`Packed`, token ids in the
+source's own width); the training process lays out labels, positions and borders from them (`to_batch`). Sending
+finished int64 tensors instead would move nine times the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from balancer.sharding import shard
+from loaders import _kernels
+from loaders.batch import Batch, Place
+
+IGNORED = -100
+"""Label of a token that takes no part in the loss."""
+DUMMY_TOKEN = 0
+"""Id of an idle rank's only token, and of padding; any model has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Packed:
+    """A micro-batch as it leaves a worker. Axes: T = its tokens, N = samples or pieces, n = sequences."""
+
+    place: Place
+    tokens: NDArray[np.integer[Any]]
+    """[T] Token ids, sample after sample."""
+    labels: NDArray[np.integer[Any]] | None
+    """[T] Unshifted labels; ``None``: every token but a sample's first is a label."""
+    columns: Mapping[str, list[Any]]
+    """Further columns of the samples, N values each."""
+    inputs: Mapping[str, Any] | None
+    """What a user's own ``collate_fn`` made of the samples; then there are no tokens."""
+    pad_to: tuple[int, ...]
+    """Allowed token counts of a rank's batch, rising; empty: any."""
+
+    def pin_memory(self, device: Any = None) -> Batch:
+        """Called in torch's pinning thread, which so does the laying out as well."""
+        return self.to_batch().pin_memory(device)
+
+    def to_batch(self) -> Batch:
+        """The finished batch of this rank.
+
+        Raises:
+            RuntimeError: other labels count in the loss than the metadata said, so that the step's weight is wrong.
+        """
+        if self.inputs is not None:
+            return Batch(self.inputs, place=self.place, columns=self.columns)
+        if self.place.is_dummy:
+            return Batch(_dummy(self.pad_to), place=self.place, columns=self.columns)
+        inputs, num_loss_tokens = lay_out(
+            self.tokens,
+            self.place.seq_lengths,
+            self.labels,
+            degree=self.place.cp_degree,
+            cp_rank=self.place.cp_rank,
+            pad_to=self.pad_to,
+        )
+        place = self.place
+        if place.cp_degree > 1:
+            place = place.with_(num_loss_tokens=num_loss_tokens)
+        return Batch(inputs, place=place, columns=self.columns)
+
+
+def lay_out(
+    tokens: NDArray[np.integer[Any]],
+    seq_lengths: NDArray[np.int32],
+    labels: NDArray[np.integer[Any]] | None = None,
+    *,
+    degree: int = 1,
+    cp_rank: int = 0,
+    pad_to: Sequence[int] = (),
+) -> tuple[dict[str, Any], int]:
+    """Model inputs of one rank, and how many of its labels count in the loss.
+
+    Args:
+        tokens: [T] ids, sample after sample.
+        seq_lengths: [n] tokens of each sample, at least 1 each.
+        labels: [T] unshifted labels, -100 where masked; ``None``: all tokens are labels.
+        degree: ranks that share the sequences, cut in zigzag (`balancer.sharding`).
+        cp_rank: this rank's place among them.
+        pad_to: allowed token counts, rising. The tail is a sequence of its own without labels.
+
+    Returns:
+        ``input_ids``, ``labels``, ``shift_labels``, ``position_ids`` int64[1, T'], ``seq_idx`` int32[1, T'],
+        ``cu_seq_lens_q/k`` int32[n' + 1] and ``max_length_q/k``, T' being this rank's tokens.
+
+    Cost: one pass over T.
+    """
+    offsets = _offsets(seq_lengths)
+    rows, num_loss_tokens = _rows(tokens, offsets, labels)
+    if degree > 1:
+        rows, offsets = _shard(rows, seq_lengths, degree, cp_rank)
+        num_loss_tokens = int(np.count_nonzero(rows["shift_labels"] != IGNORED))
+    rows, offsets = _pad(rows, offsets, pad_to)
+    return _inputs(rows, offsets), num_loss_tokens
+
+
+def _offsets(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+    offsets = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _rows(
+    tokens: NDArray[np.integer[Any]], offsets: NDArray[np.int64], labels: NDArray[np.integer[Any]] | None
+) -> tuple[dict[str, NDArray[Any]], int]:
+    size = int(offsets[-1])
+    rows: dict[str, NDArray[Any]] = {
+        name: np.empty(size, np.int64) for name in ("input_ids", "labels", "shift_labels", "position_ids")
+    }
+    rows["seq_idx"] = np.empty(size, np.int32)
+    if labels is None:
+        _kernels.lay_out(tokens, offsets, *rows.values())
+        return rows, size - (offsets.size - 1)
+    return rows, int(_kernels.lay_out_labelled(tokens, labels, offsets, *rows.values()))
+
+
+_FILL = {"input_ids": DUMMY_TOKEN, "labels": IGNORED, "shift_labels": IGNORED}
+
+
+def _shard(
+    rows: dict[str, NDArray[Any]], seq_lengths: NDArray[np.int32], degree: int, cp_rank: int
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+    """This rank's tokens; padding continues its sample's positions and carries no label."""
+    cut = shard(seq_lengths, degree, cp_rank)
+    held = {name: np.where(cut.real, rows[name][cut.index], fill) for name, fill in _FILL.items()}
+    held["position_ids"] = cut.positions
+    held["seq_idx"] = np.repeat(np.arange(seq_lengths.size, dtype=np.int32), np.diff(cut.offsets))
+    return held, cut.offsets
+
+
+def _pad(
+    rows: dict[str, NDArray[Any]], offsets: NDArray[np.int64], pad_to: Sequence[int]
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+    """A tail of padding up to the next allowed token count."""
+    held = int(offsets[-1])
+    target = next((size for size in pad_to if size >= held), held)
+    if target == held:
+        return rows, offsets
+    tail = target - held
+    tails = {name: np.full(tail, fill, np.int64) for name, fill in _FILL.items()}
+    tails["position_ids"] = np.arange(tail)
+    tails["seq_idx"] = np.full(tail, offsets.size - 1, np.int32)
+    return {name: np.concatenate([rows[name], tails[name]]) for name in rows}, np.append(offsets, target)
+
+
+def _inputs(rows: Mapping[str, NDArray[Any]], offsets: NDArray[np.int64]) -> dict[str, Any]:
+    inputs: dict[str, Any] = {name: torch.from_numpy(row).unsqueeze(0) for name, row in rows.items()}
+    borders = torch.from_numpy(offsets.astype(np.int32))
+    longest = int(np.diff(offsets).max(initial=0))
+    inputs["cu_seq_lens_q"] = inputs["cu_seq_lens_k"] = borders
+    inputs["max_length_q"] = inputs["max_length_k"] = longest
+    return inputs
+
+
+def _dummy(pad_to: Sequence[int]) -> dict[str, Any]:
+    """One token that trains nothing, so that a rank without work still takes part in collectives."""
+    rows: dict[str, NDArray[Any]] = {name: np.array([fill], np.int64) for name, fill in _FILL.items()}
+    rows["position_ids"] = np.zeros(1, np.int64)
+    rows["seq_idx"] = np.zeros(1, np.int32)
+    return _inputs(*_pad(rows, np.array([0, 1], np.int64), pad_to))

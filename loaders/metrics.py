@@ -1,0 +1,83 @@
+"""What a loader can tell about the steps it has given out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from balancer.plan import StepPlan
+from packing.table import SampleTable
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Metrics:
+    """Sums over the steps given out in this process. They are of whole steps, all ranks together."""
+
+    max_tokens: int
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    loss_tokens: int = 0
+    capacity_tokens: int = 0
+    """Packs times ``max_tokens``: what the micro-batches could hold."""
+    padding_tokens: int = 0
+    """Alignment padding of context-parallel micro-batches."""
+    imbalance: float = 0.0
+    gap: float = 0.0
+    plan_s: float = 0.0
+    wait_s: float = 0.0
+    """Time this rank's training loop waited for batches."""
+    batches: int = 0
+    dummies: int = 0
+    degrees: dict[int, int] = field(default_factory=dict)
+    tokens_by_source: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    samples_by_source: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, max_tokens: int, num_sources: int) -> Metrics:
+        """Nothing given out yet."""
+        by_source = np.zeros(num_sources, np.int64)
+        return cls(max_tokens=max_tokens, tokens_by_source=by_source, samples_by_source=by_source.copy())
+
+    def add_step(self, plan: StepPlan, table: SampleTable, plan_s: float) -> None:
+        """Count a step whose last micro-batch has been given out."""
+        batches = plan.micro_batches
+        self.steps += 1
+        self.samples += int(np.count_nonzero(table.start == 0))
+        self.tokens += int(table.num_tokens.sum())
+        self.loss_tokens += int(table.num_loss_tokens.sum())
+        self.capacity_tokens += int(batches.cp_degree.sum()) * self.max_tokens
+        self.padding_tokens += int(batches.tokens.sum() - table.num_tokens.sum())
+        self.imbalance += plan.imbalance
+        self.gap += plan.gap
+        self.plan_s += plan_s
+        for degree, count in zip(*np.unique(batches.cp_degree, return_counts=True), strict=True):
+            self.degrees[int(degree)] = self.degrees.get(int(degree), 0) + int(count)
+        size = self.tokens_by_source.size
+        self.tokens_by_source += np.bincount(table.source, table.num_tokens, size).astype(np.int64)
+        self.samples_by_source += np.bincount(table.source[table.start == 0], minlength=size)
+
+    def report(self, names: Sequence[str]) -> dict[str, Any]:
+        """Plain numbers; means over the steps where that is what a step has."""
+        steps = max(self.steps, 1)
+        return {
+            "steps": self.steps,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "loss_tokens": self.loss_tokens,
+            "fill": self.tokens / self.capacity_tokens if self.capacity_tokens else 0.0,
+            "padding_tokens": self.padding_tokens,
+            "imbalance": self.imbalance / steps if self.steps else 1.0,
+            "gap": self.gap / steps,
+            "plan_ms": self.plan_s * 1e3 / steps,
+            "wait_s": self.wait_s,
+            "batches": self.batches,
+            "dummies": self.dummies,
+            "cp_degrees": dict(sorted(self.degrees.items())),
+            "tokens_by_source": dict(zip(names, self.tokens_by_source.tolist(), strict=True)),
+            "samples_by_source": dict(zip(names, self.samples_by_source.tolist(), strict=True)),
+        }

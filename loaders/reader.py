@@ -1,0 +1,195 @@
+"""Reads the payload of a share: the map-style dataset that torch's workers run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from loaders import _kernels
+from loaders.batch import Place
+from loaders.collate import IGNORED, Packed
+from loaders.shares import Share
+from loaders.sources.base import Rows, Source
+
+CollateFn = Callable[[list[Any]], Any]
+
+
+class Reader(Dataset[Packed]):
+    """Share in, `Packed` out. Picklable as far as its sources and ``collate_fn`` are.
+
+    Args:
+        sources: by the numbers that shares use.
+        collate_fn: makes model inputs of a list of samples (dicts with ``input_ids``, ``labels`` where the
+            source has them, and the further columns); ``None``: the flat layout.
+        capacity: tokens of the longest sample; longer rows are cut.
+        pad_to: allowed token counts of a batch, rising.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        capacity: int,
+        collate_fn: CollateFn | None = None,
+        pad_to: Sequence[int] = (),
+    ) -> None:
+        self.sources = list(sources)
+        self.capacity = capacity
+        self.collate_fn = collate_fn
+        self.pad_to = tuple(pad_to)
+
+    def __getitem__(self, share: Share) -> Packed:
+        rows = self.read(share)
+        place = place_of(share)
+        inputs = None
+        if self.collate_fn is not None and len(share):
+            inputs = self._collate(share, rows)
+            rows = Rows(input_ids=rows.input_ids[:0], offsets=rows.offsets[:1], columns=rows.columns)
+        elif rows.labels is not None:
+            self._check_labels(share, rows)
+        return Packed(
+            place=place,
+            tokens=rows.input_ids,
+            labels=rows.labels,
+            columns=rows.columns,
+            inputs=inputs,
+            pad_to=self.pad_to,
+        )
+
+    def read(self, share: Share) -> Rows:
+        """Payload of a share's samples and pieces, in its order."""
+        if len(share) == 0:
+            return Rows(input_ids=np.zeros(0, np.int64), offsets=np.zeros(1, np.int64))
+        present = np.unique(share.source)
+        if present.size == 1:
+            return self._pieces(int(present[0]), share, np.arange(len(share)))
+        parts = [
+            (mine := np.flatnonzero(share.source == s), self._pieces(int(s), share, mine)) for s in present
+        ]
+        return _interleave(parts, share.num_tokens)
+
+    def _pieces(self, number: int, share: Share, mine: NDArray[np.int64]) -> Rows:
+        """The samples at ``mine``, all of one source."""
+        source = self.sources[number]
+        start, num_tokens = share.start[mine], share.num_tokens[mine]
+        rows = source.read(share.row[mine])
+        held = np.diff(rows.offsets)
+        if np.array_equal(held, num_tokens):
+            return rows
+        # only a sample above the capacity is cut, and then every piece but its last is full
+        told = start + num_tokens
+        wrong = np.flatnonzero((held < told) | ((held > told) & (num_tokens < self.capacity)))
+        if wrong.size:
+            bad = int(wrong[0])
+            raise RuntimeError(
+                f"{source.origin(int(share.row[mine][bad]))}: {held[bad]} tokens were read where its length said "
+                f"{told[bad]}. The plan rests on the lengths: delete the cached lengths if the data has changed, "
+                "or give a length column that holds the true ones."
+            )
+        offsets = np.concatenate([[0], np.cumsum(num_tokens)])
+        return Rows(
+            input_ids=_runs(rows.input_ids, rows.offsets[:-1] + start, offsets),
+            offsets=offsets,
+            labels=None if rows.labels is None else _runs(rows.labels, rows.offsets[:-1] + start, offsets),
+            columns=rows.columns,
+        )
+
+    def _check_labels(self, share: Share, rows: Rows) -> None:
+        """The step's loss weight is metadata, so it must be what the labels say."""
+        assert rows.labels is not None
+        counted = np.concatenate([[0], np.cumsum(rows.labels != IGNORED)])
+        starts, ends = rows.offsets[:-1], rows.offsets[1:]
+        found = counted[ends] - counted[np.minimum(starts + 1, ends)]
+        wrong = np.flatnonzero(found != share.num_loss_tokens)
+        if wrong.size:
+            bad = int(wrong[0])
+            origin = self.sources[share.source[bad]].origin(int(share.row[bad]))
+            raise RuntimeError(
+                f"{origin}: {found[bad]} labels count in the loss where the metadata said "
+                f"{share.num_loss_tokens[bad]}. step_loss_tokens would be wrong on all ranks. Let the source's "
+                "loss_tokens() count labels that are neither -100 nor the first of their sample."
+            )
+
+    def _collate(self, share: Share, rows: Rows) -> Mapping[str, Any]:
+        assert self.collate_fn is not None
+        inputs = self.collate_fn(samples_of(rows))
+        if not isinstance(inputs, Mapping):
+            raise TypeError(
+                f"with max_tokens, collate_fn must return a mapping of model inputs, it returned "
+                f"{type(inputs).__name__}: the batch carries its place in the step beside them. Return a dict."
+            )
+        return inputs
+
+
+def samples_of(rows: Rows) -> list[dict[str, Any]]:
+    """One dict a row, as a map-style dataset would have given them."""
+    bounds = rows.offsets.tolist()
+    tokens = torch.from_numpy(rows.input_ids.astype(np.int64))
+    labels = None if rows.labels is None else torch.from_numpy(rows.labels.astype(np.int64))
+    samples: list[dict[str, Any]] = []
+    for i, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        sample: dict[str, Any] = {name: values[i] for name, values in rows.columns.items()}
+        sample["input_ids"] = tokens[start:end]
+        if labels is not None:
+            sample["labels"] = labels[start:end]
+        samples.append(sample)
+    return samples
+
+
+def place_of(share: Share) -> Place:
+    """A batch's attributes, known before it is read."""
+    idle = len(share) == 0
+    return Place(
+        step=share.step,
+        slot=share.slot,
+        last_in_step=share.last_in_step,
+        cp_degree=share.cp_degree,
+        cp_rank=share.cp_rank,
+        first_rank=share.first_rank,
+        sample_ids=np.stack([share.source.astype(np.int64), share.row], axis=1),
+        starts=share.start,
+        seq_lengths=np.ones(1, np.int32) if idle else share.num_tokens.astype(np.int32),
+        num_loss_tokens=int(share.num_loss_tokens.sum()),
+        step_loss_tokens=share.step_loss_tokens,
+        num_ranks=share.num_ranks,
+    )
+
+
+def _runs(tokens: NDArray[Any], starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[Any]:
+    out = np.empty(int(offsets[-1]), tokens.dtype)
+    _kernels.take_runs(tokens, starts, out, offsets)
+    return out
+
+
+def _interleave(parts: Sequence[tuple[NDArray[np.int64], Rows]], num_tokens: NDArray[np.int64]) -> Rows:
+    """Rows of several sources in the share's order. Labels are filled in for sources that have none."""
+    offsets = np.concatenate([[0], np.cumsum(num_tokens)])
+    order = np.argsort(np.concatenate([mine for mine, _ in parts]), kind="stable")
+    tokens = np.concatenate([rows.input_ids for _, rows in parts])
+    lengths = np.concatenate([np.diff(rows.offsets) for _, rows in parts])
+    starts = (np.cumsum(lengths) - lengths)[order]
+    labels = None
+    if any(rows.labels is not None for _, rows in parts):
+        labels = np.concatenate([rows.input_ids if rows.labels is None else rows.labels for _, rows in parts])
+    names = {name for _, rows in parts for name in rows.columns}
+    return Rows(
+        input_ids=_runs(tokens, starts, offsets),
+        offsets=offsets,
+        labels=None if labels is None else _runs(labels, starts, offsets),
+        columns={name: _column(name, parts, len(order)) for name in sorted(names)},
+    )
+
+
+def _column(name: str, parts: Sequence[tuple[NDArray[np.int64], Rows]], size: int) -> list[Any]:
+    """One column over all sources; ``None`` for samples whose source lacks it."""
+    values: list[Any] = [None] * size
+    for mine, rows in parts:
+        if name in rows.columns:
+            for at, value in zip(mine.tolist(), rows.columns[name], strict=True):
+                values[at] = value
+    return values

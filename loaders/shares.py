@@ -1,0 +1,79 @@
+"""One rank's part of a step's plan, before any payload is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from balancer.plan import StepPlan
+from packing.table import SampleTable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Share:
+    """Work order of one batch: small, picklable, sent to the worker that reads it. Axis: N = samples or pieces."""
+
+    step: int
+    slot: int
+    last_in_step: bool
+    cp_degree: int
+    cp_rank: int
+    first_rank: int
+    num_ranks: int
+    step_loss_tokens: int
+    source: NDArray[np.int32]
+    """[N] Number of each sample's source."""
+    row: NDArray[np.int64]
+    """[N] Row within the source."""
+    start: NDArray[np.int64]
+    """[N] First token of the piece within its row."""
+    num_tokens: NDArray[np.int64]
+    """[N] Tokens of the piece."""
+    num_loss_tokens: NDArray[np.int64]
+    """[N] Labels of the piece that count in the loss."""
+
+    def __len__(self) -> int:
+        return int(self.row.size)
+
+
+def shares_of_rank(plan: StepPlan, table: SampleTable, *, rank: int, step: int) -> list[Share]:
+    """What ``rank`` reads of a step, in order; at least one share, the last of them marked.
+
+    Under ``sync="micro_batch"`` there is one for each slot, empty where the plan has nothing for the
+    rank, so that all ranks run equally many.
+    """
+    batches = plan.micro_batches
+    mine = {int(batches.slot[m]): int(m) for m in plan.for_rank(rank)}
+    slots = range(plan.num_slots) if plan.sync == "micro_batch" else sorted(mine)
+    step_loss_tokens = int(table.num_loss_tokens.sum())
+    shares = []
+    for slot in list(slots) or [0]:
+        m = mine.get(slot)
+        index = np.zeros(0, np.int64) if m is None else batches.samples(m)
+        first_rank = rank if m is None else int(batches.first_rank[m])
+        shares.append(
+            Share(
+                step=step,
+                slot=slot,
+                last_in_step=False,
+                cp_degree=1 if m is None else int(batches.cp_degree[m]),
+                cp_rank=rank - first_rank,
+                first_rank=first_rank,
+                num_ranks=plan.ranks,
+                step_loss_tokens=step_loss_tokens,
+                source=table.source[index],
+                row=table.row[index],
+                start=table.start[index],
+                num_tokens=table.num_tokens[index],
+                num_loss_tokens=table.num_loss_tokens[index],
+            )
+        )
+    shares[-1] = _closing(shares[-1])
+    return shares
+
+
+def _closing(share: Share) -> Share:
+    fields = {name: getattr(share, name) for name in Share.__slots__}
+    return Share(**{**fields, "last_in_step": True})
