@@ -268,6 +268,15 @@ class CostModel:
         """`fixed_s` in whole nanoseconds, half rounded up."""
         return int(np.floor(self.fixed_s(cp_degree) * 1e9 + 0.5))
 
+    def with_communication(self, communication: Communication | CostModel | None) -> CostModel:
+        """The model with another exchange inside CP groups, or that of another model, at any degree.
+
+        Raises:
+            ValueError: a measured table holds all that its degrees cost.
+        """
+        link = communication.communication if isinstance(communication, CostModel) else communication
+        return replace(self, communication=link, degrees=())
+
     def for_topology(self, topology: Topology) -> CostModel:
         """The model whose communication knows where nodes end; itself where nothing changes."""
         if self.communication is None or self.communication.ranks_per_node == topology.ranks_per_node:
