@@ -82,7 +82,7 @@ def forward_loss(model: nn.Module, batch: Any) -> torch.Tensor:
         loss = output[0] if isinstance(output, tuple | list) else getattr(output, "logits", output)
     if not isinstance(loss, torch.Tensor):
         raise TypeError(
-            f"the model returned {type(output).__name__}, which has neither a loss nor logits nor is a tensor. "
+            f"the model returned {type(output).__name__}, which is no tensor and has neither loss nor logits. "
             "Give loss=, a function (model, batch) -> scalar tensor."
         )
     return loss.sum()
@@ -162,7 +162,7 @@ def calibrate(
         batch = maker(lengths, target)
         _synchronize(target)
         start = clock()
-        loss(model, batch).backward()
+        torch.autograd.backward(loss(model, batch))
         _synchronize(target)
         seconds = clock() - start
         model.zero_grad(set_to_none=True)

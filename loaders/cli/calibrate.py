@@ -1,0 +1,191 @@
+"""`evenload calibrate`: measure a model on this machine, write its cost model."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from loaders.calibrate import Calibration
+
+
+def calibrate(
+    model: Annotated[
+        str, typer.Argument(help="module:function that returns the nn.Module to train (a class will do).")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the cost model.")] = Path(
+        "cost.json"
+    ),
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help="module:function (lengths, device) -> batch; by default random tokens, laid end to end."
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="module:function (model, batch) -> scalar; by default the model's loss or summed output."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of the largest micro-batch.")] = 8192,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Longest sample; by default max-tokens.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Counted runs of each micro-batch.")] = 5,
+    seconds: Annotated[float, typer.Option(help="No further round begins after so many seconds.")] = 120.0,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default a GPU where there is one.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Cast the parameters, for instance to bfloat16.")] = None,
+    attention: Annotated[
+        str,
+        typer.Option(
+            help="Which pairs the model attends to: causal, full, window:512, '8*causal + 24*linear'."
+        ),
+    ] = "causal",
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Count CPU time: for a machine that others share.")
+    ] = False,
+) -> None:
+    """Measure a model's forward and backward on this machine and write its cost model as JSON.
+
+    Example: evenload calibrate mymodel:build -o cost.json --max-tokens 16384
+    """
+    from rich.console import Console
+
+    from loaders.calibrate import calibrate as measure
+    from loaders.calibrate import forward_loss
+
+    console = Console()
+    module = _build(model, dtype)
+    options: dict[str, Any] = {
+        "make_batch": None if batch is None else load_function(batch),
+        "loss": forward_loss if loss is None else load_function(loss),
+        "device": device or _default_device(),
+        "max_tokens": max_tokens,
+        "max_length": max_length,
+        "repeats": repeats,
+        "budget_s": seconds,
+        "attention": attention,
+        "clock": time.process_time if cpu_time else time.perf_counter,
+    }
+    result = _with_progress(lambda progress: measure(module, progress=progress, **options))
+    result.cost.save(output)
+    console.print(_summary(result))
+    for lengths in result.too_large:
+        console.print(f"{len(lengths)} x {max(lengths)} tokens did not fit the memory and was left out.")
+    console.print(
+        f"Wrote {output}. Use it with CostModel.load({str(output)!r}) or evenload plan --cost {output}."
+    )
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """What ``module:name`` stands for; modules are also looked for in the current folder.
+
+    Raises:
+        typer.BadParameter: no such module or name; says which.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise typer.BadParameter(f"{name!r} must name a function as module:function.")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(
+            f"{name!r}: {error}. It is looked for in the current folder and on the path."
+        ) from error
+    finally:
+        sys.path.pop(0)
+    function: Any = module
+    for part in attribute.split("."):
+        if not hasattr(function, part):
+            raise typer.BadParameter(f"{module_name} has no {attribute!r}.")
+        function = getattr(function, part)
+    if not callable(function):
+        raise typer.BadParameter(f"{name!r} is a {type(function).__name__} and cannot be called.")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _build(name: str, dtype: str | None) -> Any:
+    import torch
+
+    found: Any = load_function(name)
+    # A module instance is callable too, and must not be run here.
+    module = found if isinstance(found, torch.nn.Module) else found()
+    if not isinstance(module, torch.nn.Module):
+        raise typer.BadParameter(f"{name!r} returned a {type(module).__name__}, not a torch.nn.Module.")
+    if dtype is None:
+        return module
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise typer.BadParameter(f"--dtype {dtype!r} is not one of torch's, such as bfloat16.")
+    return module.to(kind)
+
+
+def _default_device() -> str:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if accelerator is None else str(accelerator)
+
+
+def _with_progress(run: Callable[[Callable[[int, int, str], None]], Calibration]) -> Calibration:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("measuring {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        return run(show)
+
+
+def _summary(result: Calibration) -> Table:
+    """The coefficients, and how well they describe each kind of micro-batch."""
+    from rich.table import Table
+
+    cost, fastest = result.cost, _fastest(result)
+    coefficients = f"{cost.linear:.4g} s a token, {cost.quadratic:.4g} s an attended pair"
+    table = Table(title=f"{cost.source}: {coefficients}, {cost.fixed:.4g} s a micro-batch")
+    for name in ("samples", "longest", "tokens", "measured", "predicted", "error"):
+        table.add_column(name, justify="right")
+    for lengths, seconds in fastest.items():
+        predicted = cost.fixed_s() + float(cost(lengths).sum())
+        table.add_row(
+            f"{len(lengths):,}",
+            f"{max(lengths):,}",
+            f"{sum(lengths):,}",
+            f"{seconds * 1e3:.3f} ms",
+            f"{predicted * 1e3:.3f} ms",
+            f"{predicted / seconds - 1:+.1%}",
+        )
+    report = cost.report
+    if report is not None:
+        table.caption = f"median error {report.median_error:.1%}, largest {report.max_error:.1%}"
+    return table
+
+
+def _fastest(result: Calibration) -> dict[tuple[int, ...], float]:
+    fastest: dict[tuple[int, ...], float] = {}
+    for lengths, _, seconds in result.measurements:
+        fastest[lengths] = min(seconds, fastest.get(lengths, seconds))
+    return fastest
