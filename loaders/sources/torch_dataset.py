@@ -50,7 +50,7 @@ class DatasetSource(Source):
         return self._scan()[0]
 
     def loss_tokens(self) -> NDArray[np.int64]:
-        """[S] Labels that count. Where ``length`` is given no sample is made, so all but each first token do."""
+        """[S] Labels that count. Where ``length`` is given: all but the first token."""
         return self._scan()[1]
 
     def _scan(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
