@@ -119,33 +119,55 @@ def train_tokenizer(texts: list[str], vocabulary: int = VOCABULARY) -> Any:
     return tokenizer
 
 
-def write_source(path: Path, documents: list[Document], tokenizer: Any) -> pa.Table:
-    """One row a document: its token ids, closed by ``<|end|>``, their number, and its name."""
+def write_source(path: Path, documents: list[Document], tokenizer: Any, *, cut: int | None) -> pa.Table:
+    """One row a document: its token ids, closed by ``<|end|>``, their number, and its name.
+
+    With ``cut`` a longer document is one row for every ``cut`` tokens of it, with its name and their place.
+    """
     end = tokenizer.token_to_id("<|end|>")
     ids: list[NDArray[np.int32]] = []
     for start in progress(range(0, len(documents), 64), f"tokens of {path.stem}"):
         texts = [document.text for document in documents[start : start + 64]]
         ids.extend(np.array([*row.ids, end], np.int32) for row in tokenizer.encode_batch_fast(texts))
+    names = [document.name for document in documents]
+    if cut is not None:
+        names, ids = cut_documents(names, ids, cut)
     num_tokens = np.array([row.size for row in ids], np.int64)
     offsets = np.concatenate([[0], np.cumsum(num_tokens)]).astype(np.int32)
     table = pa.table(
         {
             "input_ids": pa.ListArray.from_arrays(offsets, np.concatenate(ids)),
             "num_tokens": num_tokens,
-            "name": pa.array([document.name for document in documents], pa.string()),
+            "name": pa.array(names, pa.string()),
         }
     )
     pq.write_table(table, path, compression="zstd", row_group_size=1024)
     return table
 
 
-def write_corpus(out: Path, *, root: Path | None = None, max_files: int | None = None) -> dict[str, pa.Table]:
+def cut_documents(
+    names: list[str], ids: list[NDArray[np.int32]], cut: int
+) -> tuple[list[str], list[NDArray[np.int32]]]:
+    """Documents of more than ``cut`` tokens in pieces of that many, as rows of their own."""
+    cut_names, cut_ids = [], []
+    for name, row in zip(names, ids, strict=True):
+        for start in range(0, row.size, cut):
+            piece = row[start : start + cut]
+            cut_names.append(name if piece.size == row.size else f"{name}[{start}:{start + piece.size}]")
+            cut_ids.append(piece)
+    return cut_names, cut_ids
+
+
+def write_corpus(
+    out: Path, *, root: Path | None = None, max_files: int | None = None, cut: int | None = None
+) -> dict[str, pa.Table]:
     """Write ``code.parquet``, ``docs.parquet`` and ``tokenizer.json`` into ``out``.
 
     Args:
         out: folder, made when missing.
         root: where the standard library lies; this interpreter's own by default.
         max_files: use only the first so many files; all of them by default.
+        cut: longest row in tokens; longer documents become several rows. None: documents stay whole.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     files = library_files(root)[:max_files]
@@ -156,7 +178,7 @@ def write_corpus(out: Path, *, root: Path | None = None, max_files: int | None =
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
     tables = {
-        name: write_source(out / f"{name}.parquet", documents, tokenizer)
+        name: write_source(out / f"{name}.parquet", documents, tokenizer, cut=cut)
         for name, documents in (("code", corpus.code), ("docs", corpus.docs))
     }
     for name, table in tables.items():
@@ -170,7 +192,7 @@ def describe(path: Path, table: pa.Table) -> str:
     lengths = sorted(table["num_tokens"].to_pylist())
     quantile = {q: lengths[min(int(q * len(lengths)), len(lengths) - 1)] for q in (0.5, 0.95, 0.99)}
     return (
-        f"{path}: {len(lengths)} documents, {sum(lengths)} tokens; median {quantile[0.5]}, "
+        f"{path}: {len(lengths)} rows, {sum(lengths)} tokens; median {quantile[0.5]}, "
         f"95 % {quantile[0.95]}, 99 % {quantile[0.99]}, longest {lengths[-1]}"
     )
 
@@ -181,8 +203,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder to write to")
     parser.add_argument("--max-files", type=int, help="use only the first so many files")
+    parser.add_argument("--cut", type=int, help="cut documents of more tokens into several rows")
     arguments = parser.parse_args()
-    write_corpus(arguments.out, max_files=arguments.max_files)
+    write_corpus(arguments.out, max_files=arguments.max_files, cut=arguments.cut)
 
 
 if __name__ == "__main__":
