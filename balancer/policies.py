@@ -9,7 +9,8 @@ import numpy as np
 
 from balancer._kernels import place
 from balancer._kernels.order import group_by
-from balancer.planning.layout import Layout, layout_of
+from balancer.planning import nested, waves
+from balancer.planning.layout import Layout, layout_of, objective_ns, slots_of
 from balancer.planning.problem import Ints, Problem
 
 Policy = Callable[[Problem], Layout]
@@ -39,29 +40,16 @@ def equal_tokens(problem: Problem) -> Layout:
 
 def balanced(problem: Problem) -> Layout:
     """The least predicted step time."""
-    if problem.sync == "micro_batch":
-        return waves(problem)
-    return pack_per_rank(problem, _lightest_rank(problem, problem.work_ns(1)))
-
-
-def waves(problem: Problem) -> Layout:
-    """Packs of even work under the token cap, dealt in falling order, so that each slot's packs are alike."""
-    ranks, capacity = problem.ranks, int(problem.max_tokens.min())
-    work = problem.work_ns(1)
-    slots = max(1, -(-int(problem.num_tokens.sum()) // (capacity * ranks)))
-    while True:
-        pack_of = place.even_packs(work, problem.num_tokens, slots * ranks, capacity, 16)
-        if len(problem) == 0 or pack_of[-1] >= 0:
-            break
-        slots += 1
-    load = np.zeros(slots * ranks, np.int64)
-    np.add.at(load, pack_of, work)
-    by_load = np.argsort(-load, kind="stable")
-    used = int(np.count_nonzero(np.bincount(pack_of, minlength=slots * ranks)))
-    place_of = np.empty(slots * ranks, np.int64)
-    place_of[by_load] = np.arange(slots * ranks)
-    index = np.arange(used)
-    return layout_of(place_of[pack_of], index % ranks, np.ones(used, np.int64), slot=index // ranks)
+    if len(problem) == 0:
+        return pack_per_rank(problem, np.zeros(0, np.int64))
+    candidates = []
+    if problem.sync == "step":
+        candidates.append(nested.divide(problem))
+    if problem.sync == "micro_batch" or problem.micro_batches or problem.topology.pipeline_stages > 1:
+        candidates.append(waves.divide(problem))
+    if problem.micro_batches is not None:
+        candidates = [c for c in candidates if slots_of(problem, c)[1] <= problem.micro_batches]
+    return min(candidates, key=lambda layout: objective_ns(problem, layout))
 
 
 def _lightest_rank(problem: Problem, weight: Ints) -> Ints:

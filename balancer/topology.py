@@ -41,3 +41,33 @@ class Topology:
                     f"{self.speed!r}. Leave it out for equal ranks; take a rank out of the job to stop it."
                 )
             object.__setattr__(self, "speed", speed)
+
+    def group_starts(self, cp_degree: int) -> NDArray[np.int64]:
+        """First ranks of the groups of ``cp_degree`` neighbours that a plan may use.
+
+        Multiples of the degree, so that groups of degrees that divide each other are nested or apart. A
+        group that would fit into a node does not lie across two.
+        """
+        starts = np.arange(0, self.ranks - cp_degree + 1, cp_degree, dtype=np.int64)
+        if self.ranks_per_node is None or cp_degree > self.ranks_per_node:
+            return starts
+        inside: NDArray[np.int64] = starts[starts % self.ranks_per_node + cp_degree <= self.ranks_per_node]
+        return inside
+
+
+def ulysses_degrees(num_heads: int, ranks: int, num_key_value_heads: int | None = None) -> tuple[int, ...]:
+    """Degrees at which each rank of a group gets a whole number of heads, at most ``ranks``.
+
+    Ulysses trades heads for tokens, so that the degree must divide the number of heads. Key and value heads
+    may be fewer and are then repeated; the degree must divide their number or be a multiple of it.
+    """
+    shared = num_heads if num_key_value_heads is None else num_key_value_heads
+    if num_heads < 1 or shared < 1 or num_heads % shared:
+        raise ValueError(
+            f"num_heads must be a positive multiple of num_key_value_heads, got {num_heads} and {shared}."
+        )
+    return tuple(
+        d
+        for d in range(1, min(num_heads, ranks) + 1)
+        if num_heads % d == 0 and (shared % d == 0 or d % shared == 0)
+    )

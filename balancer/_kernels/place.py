@@ -146,3 +146,53 @@ def even_packs(work, tokens, packs, capacity, tries):
         room[found] -= tokens[i]
         load[found] += work[i]
     return pack_of
+
+
+@kernel
+def least_finish(work, load, pace, unit):
+    """[S] unit on which each sample ends first, for units of unlike pace; O(S * U). Updates ``load`` [U]."""
+    unit_of = np.empty(work.size, np.int64)
+    for i in range(work.size):
+        best = 0
+        best_end = np.int64(0)
+        for u in range(load.size):
+            end = load[u] + (work[i] * pace[u] + unit - 1) // unit
+            if u == 0 or end < best_end:
+                best = u
+                best_end = end
+        unit_of[i] = best
+        load[best] = best_end
+    return unit_of
+
+
+@kernel
+def spill(left, work, tokens, target, counts, room, fixed, unit_of, bin_of):
+    """Give the samples ``left`` micro-batches more than planned, on the units with most work due."""
+    extra_unit = np.empty(left.size, np.int64)
+    extra_bin = np.empty(left.size, np.int64)
+    extra_room = np.empty(left.size, np.int64)
+    extras = 0
+    for k in range(left.size):
+        i = left[k]
+        found = -1
+        for e in range(extras):
+            if extra_room[e] >= tokens[i] and (
+                found < 0 or target[extra_unit[e]] > target[extra_unit[found]]
+            ):
+                found = e
+        if found < 0:
+            best = -1
+            for u in range(target.size):
+                if room[u] >= tokens[i] and (best < 0 or target[u] > target[best]):
+                    best = u
+            found = extras
+            extra_unit[found] = best
+            extra_bin[found] = counts[best]
+            extra_room[found] = room[best]
+            counts[best] += 1
+            target[best] -= fixed
+            extras += 1
+        unit_of[i] = extra_unit[found]
+        bin_of[i] = extra_bin[found]
+        extra_room[found] -= tokens[i]
+        target[extra_unit[found]] -= work[i]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from balancer._kernels import sums
 from balancer._kernels.order import group_by
+from balancer._kernels.waves import finish_times
 from balancer.plan import MicroBatches, StepPlan
 from balancer.planning.problem import Ints, Problem, padded
 
@@ -68,17 +69,36 @@ def batch_tokens(problem: Problem, layout: Layout) -> Ints:
 def step_times_ns(
     problem: Problem, layout: Layout, cost: Ints, slot: Ints, num_slots: int
 ) -> tuple[Ints, int]:
-    """([R] time of each rank, time of the step) in nanoseconds."""
+    """([R] time that each rank computes, time of the step) in nanoseconds."""
     pace = slowness(problem)
     later_stages = problem.topology.pipeline_stages - 1
     total, largest = sums.rank_sums(layout.first_rank, layout.cp_degree, cost, pace, SPEED_UNIT)
     rank_time: Ints = total + later_stages * largest
-    if problem.sync == "step" or num_slots == 0:
-        return rank_time, int(rank_time.max())
+    if num_slots == 0:
+        return rank_time, 0
+    if problem.sync == "step":
+        by_slot = np.argsort(slot, kind="stable")
+        ends = finish_times(layout.first_rank, layout.cp_degree, by_slot, cost, pace, SPEED_UNIT)
+        return rank_time, int((ends + later_stages * largest).max())
     maxima = sums.slot_maxima(
         layout.first_rank, layout.cp_degree, slot, cost, pace, SPEED_UNIT, num_slots, problem.fixed_ns(1)
     )
     return rank_time, int(maxima.sum() + later_stages * maxima.max())
+
+
+def slots_of(problem: Problem, layout: Layout) -> tuple[Ints, int]:
+    """([M] slot of each micro-batch, number of slots that every rank counts)."""
+    slot = layout.slot
+    if slot is None:
+        slot = sums.next_slots(layout.first_rank, layout.cp_degree, problem.ranks)
+    used = int(slot.max(initial=-1)) + 1
+    return slot, used if problem.micro_batches is None else max(used, problem.micro_batches)
+
+
+def objective_ns(problem: Problem, layout: Layout) -> int:
+    """Nanoseconds of the step under this layout."""
+    slot, num_slots = slots_of(problem, layout)
+    return step_times_ns(problem, layout, batch_costs_ns(problem, layout), slot, num_slots)[1]
 
 
 def seconds(nanoseconds: Ints) -> NDArray[np.float64]:
@@ -89,11 +109,7 @@ def seconds(nanoseconds: Ints) -> NDArray[np.float64]:
 
 def make_plan(problem: Problem, layout: Layout, *, lower_bound_ns: int, policy: str) -> StepPlan:
     """The plan of a layout: slots, predicted times and columns in execution order."""
-    slot = layout.slot
-    if slot is None:
-        slot = sums.next_slots(layout.first_rank, layout.cp_degree, problem.ranks)
-    used = int(slot.max(initial=-1)) + 1
-    num_slots = used if problem.micro_batches is None else max(used, problem.micro_batches)
+    slot, num_slots = slots_of(problem, layout)
     cost = batch_costs_ns(problem, layout)
     rank_time, step_time = step_times_ns(problem, layout, cost, slot, num_slots)
     by_slot = np.lexsort((layout.first_rank, slot))

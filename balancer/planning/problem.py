@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,7 +52,9 @@ class Problem:
     micro_batches: int | None
     """Slots every rank runs; ``None``: free."""
     seed: int
-    _work: dict[int, Ints] = field(default_factory=dict)
+    min_length: Mapping[int, int] = field(default_factory=dict)
+    """Shortest sample that each degree may take; 1 where nothing is said."""
+    _cache: dict[Any, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.rows.size)
@@ -64,21 +66,42 @@ class Problem:
 
     def work_ns(self, cp_degree: int = 1) -> Ints:
         """[S] nanoseconds of each sample on every rank of a group, without the fixed cost."""
-        if cp_degree not in self._work:
-            self._work[cp_degree] = self._evaluate(cp_degree)
-        return self._work[cp_degree]
+        if cp_degree not in self._cache:
+            self._cache[cp_degree] = self._evaluate(cp_degree, self.num_tokens)
+        work: Ints = self._cache[cp_degree]
+        return work
 
     def fixed_ns(self, cp_degree: int = 1) -> int:
         """Nanoseconds of every micro-batch of a group, whatever it holds."""
         return self.cost.fixed_nanoseconds(cp_degree)
 
-    def _evaluate(self, cp_degree: int) -> Ints:
+    def work_ns_of_longest(self, cp_degree: int, count: int) -> Ints:
+        """[count] the same, for the ``count`` longest samples."""
+        if cp_degree in self._cache:
+            return self.work_ns(cp_degree)[:count]
+        return self._evaluate(cp_degree, self.num_tokens[:count])
+
+    def group_room(self, cp_degree: int) -> int:
+        """Tokens that the roomiest group of ``cp_degree`` ranks there could be holds."""
+        return cp_degree * int(np.sort(self.max_tokens)[-cp_degree])
+
+    def first_that_fits(self, cp_degree: int) -> int:
+        """First sample that some group of this degree can hold; all shorter ones fit as well."""
+        need = padded(self.num_tokens, cp_degree)
+        return int(np.searchsorted(-need, -self.group_room(cp_degree)))
+
+    def first_too_short(self) -> Ints:
+        """[D] first sample below each degree's least length; all shorter ones are too."""
+        least = [self.min_length.get(d, 1) for d in self.cp_degrees]
+        return np.searchsorted(-self.num_tokens, -np.array(least, np.int64), side="right")
+
+    def _evaluate(self, cp_degree: int, lengths: Ints) -> Ints:
         # Equal lengths are neighbours: one evaluation each.
-        if len(self) == 0:
+        if lengths.size == 0:
             return np.zeros(0, np.int64)
-        first = np.flatnonzero(np.diff(self.num_tokens, prepend=self.num_tokens[0] + 1))
-        work = self.cost.nanoseconds(self.num_tokens[first], cp_degree)
-        return np.repeat(work, np.diff(first, append=len(self)))
+        first = np.flatnonzero(np.diff(lengths, prepend=lengths[0] + 1))
+        work = self.cost.nanoseconds(lengths[first], cp_degree)
+        return np.repeat(work, np.diff(first, append=lengths.size))
 
 
 def padded(num_tokens: Ints, cp_degree: int) -> Ints:

@@ -1,0 +1,103 @@
+"""Least times by bisection over a guess, and the degrees that a guess allows.
+
+Samples are numbered by falling length, so that for each degree the samples that a guess excludes are the
+first ones. Degree 0 is the smallest: ``base`` [S] is its time in nanoseconds. ``time`` [D - 1, B] is that of
+the other degrees for the B longest samples; the rest run on the smallest degree at every guess asked for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packing._jit import kernel
+
+
+@kernel
+def rank_work(guess, power, ranks, fixed, later_stages, least_batches, most_batches, equal_power):
+    """Nominal nanoseconds of samples that all ranks together can do within ``guess``, from above.
+
+    A rank of speed v that runs k micro-batches has ``v * guess * k / (k + later_stages) - k * fixed`` at
+    most, since its largest micro-batch is no smaller than its mean one. Concave in k: the best common k.
+    """
+    if later_stages == 0:
+        return power * guess - fixed * least_batches * ranks
+    if not equal_power:
+        return power * guess * most_batches / (most_batches + later_stages) - fixed * least_batches * ranks
+    batches = most_batches
+    if fixed > 0:
+        batches = np.sqrt(guess * later_stages / fixed) - later_stages
+    batches = max(min(batches, most_batches), least_batches)
+    return power * guess * batches / (batches + later_stages) - fixed * batches * ranks
+
+
+@kernel
+def first_within(limit, memory, time):
+    """First sample that a degree can hold and finishes within ``limit``; ``time.size`` if none known."""
+    hi = time.size
+    lo = min(memory, hi)
+    while lo < hi:
+        middle = (lo + hi) // 2
+        if time[middle] <= limit:
+            hi = middle
+        else:
+            lo = middle + 1
+    return lo
+
+
+@kernel
+def degree_ranges(guess, spent, fixed, stages, speed, memory, base, time, lo):
+    """Write the first sample of each degree's range at this guess, ``lo`` [D]; False if one fits nowhere.
+
+    The range of degree j is ``lo[j]:lo[j - 1]``: the smallest degree that holds a sample in time, where
+    ``spent`` nanoseconds of the guess are not for it and it passes ``stages`` stages.
+    """
+    for j in range(lo.size):
+        limit = np.int64((guess - spent) / stages * speed[j]) - fixed[j]
+        if j == 0:
+            lo[j] = first_within(limit, memory[j], base)
+        else:
+            lo[j] = min(first_within(limit, memory[j], time[j - 1]), lo[j - 1])
+    return lo[lo.size - 1] == 0
+
+
+@kernel
+def least_guess(
+    start, spent, fixed, stages, speed, memory, base, base_sums, time, area, slack,
+    power, ranks, least_batches, most_batches, equal_power,
+):  # fmt: skip
+    """Smallest whole guess at which every sample fits and the work does; -1 if there is none.
+
+    base_sums: [S + 1] running sums of rank-nanoseconds on the smallest degree; area: [D - 1, B + 1] the
+    same for the others, where each sample counts the least over this and all larger degrees. No choice of
+    degrees that ends within the guess needs less. About 50 probes of O(D log S).
+    """
+    degrees = memory.size
+    lo = np.empty(degrees, np.int64)
+    cheapest = fixed[0]
+    for j in range(degrees):
+        cheapest = min(cheapest, fixed[j])
+    low = np.int64(start)
+    high = max(np.int64(start), np.int64(1))
+    doubling = True
+    while doubling or low < high:
+        guess = high if doubling else low + (high - low) // 2
+        fits = degree_ranges(guess, spent, fixed, stages, speed, memory, base, time, lo)
+        if fits:
+            total = base_sums[base.size] - base_sums[lo[0]] - slack
+            for j in range(1, degrees):
+                total += area[j - 1, lo[j - 1]] - area[j - 1, lo[j]]
+            room = rank_work(
+                guess, power, ranks, cheapest, stages - 1, least_batches, most_batches, equal_power
+            )
+            fits = total <= room
+        if fits:
+            doubling = False
+            high = guess
+        elif doubling:
+            low = high
+            if high >= np.int64(1) << 60:
+                return np.int64(-1)
+            high *= 2
+        else:
+            low = guess + 1
+    return high
