@@ -1,4 +1,4 @@
-"""The balanced mode of `loaders.DataLoader`: steps from the order, plans from the steps, batches from the plans."""
+"""The balanced mode of `loaders.DataLoader`: order -> steps -> plans -> batches of this rank."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Balanced:
 
 
 class BalancedIterator(Iterator[Batch]):
-    """This rank's batches from a cursor to the end of its epoch."""
+    """Batches of one rank, from a cursor to the end of its epoch."""
 
     def __init__(self, owner: Balanced, cursor: Cursor) -> None:
         self._owner = owner
@@ -180,7 +180,7 @@ class BalancedIterator(Iterator[Batch]):
         return batch
 
     def _is_latest(self) -> bool:
-        """Whether the loader's state follows this iteration; a newer one, or a loaded state, takes it over."""
+        """Whether the loader's state follows this iteration; a newer one or a loaded state takes over."""
         return self._owner.latest is self._mark
 
     def __iter__(self) -> BalancedIterator:
@@ -191,7 +191,7 @@ class BalancedIterator(Iterator[Batch]):
 
 
 def _shares(planning: Planning, rank: int, cursor: Cursor, given: deque[PlannedStep]) -> Iterator[Share]:
-    """One rank's work from ``cursor`` to the end of the epoch; drawn some batches before they are given out."""
+    """One rank's work from ``cursor`` to the end of the epoch, drawn before it is given out."""
     for planned in ahead(lambda: planning.epoch(cursor), PLAN_AHEAD):
         given.append(planned)
         yield from shares_of_rank(planned.plan, planned.table, rank=rank, step=planned.number)

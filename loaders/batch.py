@@ -44,7 +44,7 @@ class Place:
     @property
     def is_dummy(self) -> bool:
         """Whether the plan has nothing for this rank here: one token, no label."""
-        return self.sample_ids.shape[0] == 0
+        return len(self.sample_ids) == 0
 
     def with_(self, **changes: Any) -> Place:
         """A copy with some fields changed."""

@@ -82,7 +82,7 @@ def forward_loss(model: nn.Module, batch: Any) -> torch.Tensor:
         loss = output[0] if isinstance(output, tuple | list) else getattr(output, "logits", output)
     if not isinstance(loss, torch.Tensor):
         raise TypeError(
-            f"the model returned {type(output).__name__}, which is no tensor and has neither loss nor logits. "
+            f"the model returned {type(output).__name__}, no tensor and without loss or logits. "
             "Give loss=, a function (model, batch) -> scalar tensor."
         )
     return loss.sum()

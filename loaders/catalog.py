@@ -80,8 +80,8 @@ def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
         raise ValueError(
             f"{too_long} of {lengths.size} samples of {source.name} are too long: a sample may have at most "
             f"{capacity} tokens (max_tokens times the largest CP degree), {source.origin(row)} has "
-            f'{lengths[row]}. Raise max_tokens, allow a larger degree in cp_degrees, or choose oversize="drop", '
-            '"truncate" or "split".'
+            f"{lengths[row]}. Raise max_tokens, allow a larger degree in cp_degrees, or choose "
+            'oversize="drop", "truncate" or "split".'
         )
     dropped = too_long if oversize == "drop" else 0
     usable = None
@@ -131,7 +131,7 @@ def _rows(counts: dict[str, int]) -> tuple[int, int, int]:
 def sample_table(
     catalogs: Sequence[Catalog], source: NDArray[np.int32], places: NDArray[np.int64]
 ) -> SampleTable:
-    """Metadata of the samples at ``places`` [N] of their sources [N], in that order, pieces after one another."""
+    """Metadata of the samples at ``places`` [N] of their sources [N], in that order, piece after piece."""
     rows = np.empty(places.size, np.int64)
     num_tokens = np.empty(places.size, np.int64)
     loss = np.empty(places.size, np.int64)

@@ -1,8 +1,8 @@
 """Samples laid end to end: the flat layout that variable-length attention reads.
 
 Two stages, so that little travels between processes: a worker reads tokens (`Packed`, token ids in the
-source's own width); the training process lays out labels, positions and borders from them (`to_batch`). Sending
-finished int64 tensors instead would move nine times the bytes.
+source's own width); the training process lays out labels, positions and borders from them (`to_batch`).
+Sending finished int64 tensors instead would move nine times the bytes.
 """
 
 from __future__ import annotations
@@ -46,11 +46,7 @@ class Packed:
         return self.to_batch().pin_memory(device)
 
     def to_batch(self) -> Batch:
-        """The finished batch of this rank.
-
-        Raises:
-            RuntimeError: other labels count in the loss than the metadata said, so that the step's weight is wrong.
-        """
+        """The finished batch of this rank."""
         if self.inputs is not None:
             return Batch(self.inputs, place=self.place, columns=self.columns)
         if self.place.is_dummy:
@@ -129,7 +125,7 @@ _FILL = {"input_ids": DUMMY_TOKEN, "labels": IGNORED, "shift_labels": IGNORED}
 def _shard(
     rows: dict[str, NDArray[Any]], seq_lengths: NDArray[np.int32], degree: int, cp_rank: int
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
-    """This rank's tokens; padding continues its sample's positions and carries no label."""
+    """Tokens of one rank; padding continues its sample's positions and carries no label."""
     cut = shard(seq_lengths, degree, cp_rank)
     held = {name: np.where(cut.real, rows[name][cut.index], fill) for name, fill in _FILL.items()}
     held["position_ids"] = cut.positions

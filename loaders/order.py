@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 ROUNDS = 6
-"""Four make a strong pseudorandom permutation of wide halves; small sets have halves of a few bits and need more."""
+"""Four suffice for wide halves; small sets have halves of a few bits and need more."""
 
 
 class SampleOrder(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -87,9 +88,9 @@ class Reader(Dataset[Packed]):
         if wrong.size:
             bad = int(wrong[0])
             raise RuntimeError(
-                f"{source.origin(int(share.row[mine][bad]))}: {held[bad]} tokens were read where its length said "
-                f"{told[bad]}. The plan rests on the lengths: delete the cached lengths if the data has changed, "
-                "or give a length column that holds the true ones."
+                f"{source.origin(int(share.row[mine][bad]))}: {held[bad]} tokens were read where its length "
+                f"said {told[bad]}. The plan rests on the lengths: delete the cached lengths if the data has "
+                "changed, or give a length column that holds the true ones."
             )
         offsets = np.concatenate([[0], np.cumsum(num_tokens)])
         return Rows(
@@ -111,8 +112,8 @@ class Reader(Dataset[Packed]):
             origin = self.sources[share.source[bad]].origin(int(share.row[bad]))
             raise RuntimeError(
                 f"{origin}: {found[bad]} labels count in the loss where the metadata said "
-                f"{share.num_loss_tokens[bad]}. step_loss_tokens would be wrong on all ranks. Let the source's "
-                "loss_tokens() count labels that are neither -100 nor the first of their sample."
+                f"{share.num_loss_tokens[bad]}. step_loss_tokens would be wrong on all ranks. Let the "
+                "source's loss_tokens() count labels that are neither -100 nor the first of their sample."
             )
 
     def _collate(self, share: Share, rows: Rows) -> Mapping[str, Any]:
@@ -121,7 +122,7 @@ class Reader(Dataset[Packed]):
         if not isinstance(inputs, Mapping):
             raise TypeError(
                 f"with max_tokens, collate_fn must return a mapping of model inputs, it returned "
-                f"{type(inputs).__name__}: the batch carries its place in the step beside them. Return a dict."
+                f"{type(inputs).__name__}: the batch carries its place in the step beside them."
             )
         return inputs
 
@@ -132,7 +133,7 @@ def samples_of(rows: Rows) -> list[dict[str, Any]]:
     tokens = torch.from_numpy(rows.input_ids.astype(np.int64))
     labels = None if rows.labels is None else torch.from_numpy(rows.labels.astype(np.int64))
     samples: list[dict[str, Any]] = []
-    for i, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for i, (start, end) in enumerate(itertools.pairwise(bounds)):
         sample: dict[str, Any] = {name: values[i] for name, values in rows.columns.items()}
         sample["input_ids"] = tokens[start:end]
         if labels is not None:

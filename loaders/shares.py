@@ -13,7 +13,7 @@ from packing.table import SampleTable
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Share:
-    """Work order of one batch: small, picklable, sent to the worker that reads it. Axis: N = samples or pieces."""
+    """Work order of one batch, sent to the worker that reads it. Axis: N = samples or pieces."""
 
     step: int
     slot: int

@@ -14,7 +14,7 @@ from loaders.sources.base import Rows, Source
 
 
 class ArraySource(Source):
-    """Rows of the given lengths. Token t of row r is ``(1000 * r + t) % 50021``, so that every token tells its place."""
+    """Rows of the given lengths. Token t of row r is ``(1000 * r + t) % 50021``: it tells its place."""
 
     def __init__(self, lengths: Sequence[int], *, name: str = "arrays", masked: int | None = None) -> None:
         self.name = name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,7 +31,13 @@ def test_every_sample_once_no_cap_exceeded_and_equal_steps_on_all_ranks(
 ):
     source = ArraySource(lengths)
     expected = [row for row, n in enumerate(lengths) if n and not (oversize == "drop" and n > CAP)]
-    arguments = dict(batch_size=batch_size, shuffle=shuffle, max_tokens=CAP, sync=sync, oversize=oversize)
+    arguments = {
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "max_tokens": CAP,
+        "sync": sync,
+        "oversize": oversize,
+    }
     if not expected:
         with pytest.raises(ValueError, match="no sample to give out"):
             DataLoader(source, **arguments)
@@ -40,7 +48,8 @@ def test_every_sample_once_no_cap_exceeded_and_equal_steps_on_all_ranks(
     seen = [row for step in ids_of(together) for _, row in step]
     if drop_last:
         assert len(seen) == len(expected) // (batch_size * ranks) * batch_size * ranks
-        assert len(set(seen)) == len(seen) and set(seen) <= set(expected)
+        assert len(set(seen)) == len(seen)
+        assert set(seen) <= set(expected)
     else:
         assert sorted(seen) == expected
     for step in together:
@@ -82,10 +91,15 @@ def test_an_idle_rank_gets_one_dummy_token_that_trains_nothing():
         [[batch]] = epoch_of(loader)
         if len(batch.sample_ids):
             continue
-        assert batch.last_in_step and batch.num_loss_tokens == 0 and batch.step_loss_tokens == 6
-        assert batch.sample_ids.shape == (0, 2) and batch.sample_ids.dtype == np.int64
-        assert batch["input_ids"].shape == (1, 1) and batch["labels"].tolist() == [[-100]]
-        assert batch["cu_seq_lens_q"].tolist() == [0, 1] and batch["max_length_q"] == 1
+        assert batch.last_in_step
+        assert batch.num_loss_tokens == 0
+        assert batch.step_loss_tokens == 6
+        assert batch.sample_ids.shape == (0, 2)
+        assert batch.sample_ids.dtype == np.int64
+        assert batch["input_ids"].shape == (1, 1)
+        assert batch["labels"].tolist() == [[-100]]
+        assert batch["cu_seq_lens_q"].tolist() == [0, 1]
+        assert batch["max_length_q"] == 1
         break
     else:
         pytest.fail("no rank was idle")
@@ -100,7 +114,7 @@ def sequence(loader):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resume_after_any_number_of_batches_continues_exactly(num_workers):
     source = ArraySource(np.random.default_rng(1).integers(1, 80, 60))
-    arguments = dict(batch_size=3, shuffle=True, max_tokens=64, oversize="split", seed=5)
+    arguments = {"batch_size": 3, "shuffle": True, "max_tokens": 64, "oversize": "split", "seed": 5}
     whole = sequence(on_all_ranks(source, 2, **arguments)[1])
     starts = [0, *range(1, len(whole) + 1)] if num_workers == 0 else [0, 4, len(whole) - 1, len(whole)]
     for k in starts:
@@ -124,7 +138,7 @@ def test_resume_after_any_number_of_batches_continues_exactly(num_workers):
 )
 def test_steps_stay_the_same_when_the_number_of_ranks_changes(before, after, steps, then, seed):
     source = ArraySource(np.random.default_rng(seed).integers(1, 60, 50))
-    arguments = dict(shuffle=True, max_tokens=64, seed=seed, global_batch_size=7)
+    arguments = {"shuffle": True, "max_tokens": 64, "seed": seed, "global_batch_size": 7}
     whole = ids_of(merged([epoch_of(loader) for loader in on_all_ranks(source, 1, **arguments)]))
     states = []
     for loader in on_all_ranks(source, before, **arguments):
@@ -170,7 +184,7 @@ def test_with_batch_size_the_remaining_samples_are_the_same_on_another_number_of
 
 def test_the_sequence_is_the_same_for_any_number_of_workers():
     source = MaskedSource(np.random.default_rng(2).integers(1, 90, 40))
-    arguments = dict(batch_size=4, shuffle=True, max_tokens=64, oversize="split")
+    arguments = {"batch_size": 4, "shuffle": True, "max_tokens": 64, "oversize": "split"}
     plain = sequence(DataLoader(source, **arguments))
     for num_workers in (1, 2):
         assert sequence(DataLoader(source, num_workers=num_workers, **arguments)) == plain
@@ -180,7 +194,7 @@ def test_epochs_differ_when_shuffled_and_steps_go_on_counting():
     loader = DataLoader(ArraySource(range(1, 41)), batch_size=8, shuffle=True, max_tokens=64)
     first, second = epoch_of(loader), epoch_of(loader)
     assert [step[0].step for step in first + second] == list(range(10))
-    assert sorted(sum(ids_of(first), [])) == sorted(sum(ids_of(second), []))
+    assert sorted(chain(*ids_of(first))) == sorted(chain(*ids_of(second)))
     assert ids_of(first) != ids_of(second)
     loader.set_epoch(0)
     assert ids_of(epoch_of(loader)) == ids_of(first)

@@ -1,0 +1,108 @@
+"""What a loader's arguments must be, each with the sentence that says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from balancer.sharding import alignment
+
+logger = logging.getLogger(__name__)
+
+
+def refuse_without_effect(arguments: Mapping[str, tuple[Any, Any]]) -> None:
+    """Arguments of the balanced mode, with their defaults, where the mode is torch's."""
+    given = [name for name, (value, default) in arguments.items() if _differs(value, default)]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} only has an effect with max_tokens, which is not set. Pass max_tokens= "
+            "for balanced, packed micro-batches, or leave the rest out for torch's own loader."
+        )
+
+
+def _differs(value: Any, default: Any) -> bool:
+    if value is default:
+        return False
+    return isinstance(value, type(default)) and bool(value != default) if default is not None else True
+
+
+def check_order(
+    sampler: Any, batch_sampler: Any, batch_size: Any, global_batch_size: Any, step_tokens: Any
+) -> None:
+    """What decides the samples of a step."""
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if value is not None:
+            raise ValueError(
+                f"{name} cannot be used with max_tokens: all ranks must see one order, which is a function "
+                "of the position. Leave it out and pass shuffle=, or choose samples by a Mixture or a "
+                "torch.utils.data.Subset as dataset."
+            )
+    if global_batch_size is not None and step_tokens is not None:
+        raise ValueError("global_batch_size and step_tokens both fix a step's samples: pass one of them.")
+    for name, value in (("global_batch_size", global_batch_size), ("step_tokens", step_tokens)):
+        if value is not None and not callable(value):
+            check_count(name, value)
+    if global_batch_size is None and step_tokens is None:
+        if not is_count(batch_size):
+            raise ValueError(
+                f"batch_size must be a positive integer with max_tokens, got {batch_size!r}. It is the "
+                "samples per rank and step; global_batch_size= or step_tokens= fix the step for any number "
+                "of ranks."
+            )
+    elif batch_size not in (None, 1):
+        fixed_by = "step_tokens" if global_batch_size is None else "global_batch_size"
+        logger.warning("batch_size=%s has no effect: %s fixes the samples of a step.", batch_size, fixed_by)
+
+
+def check_count(name: str, value: Any) -> None:
+    """A whole number of at least 1."""
+    if not is_count(value):
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """One of a few names."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.")
+
+
+def checked_degrees(cp_degrees: int | Sequence[int]) -> tuple[int, ...]:
+    """CP degrees, rising, each once."""
+    degrees = tuple(cp_degrees) if isinstance(cp_degrees, Iterable) else (cp_degrees,)
+    if not degrees or not all(is_count(degree) for degree in degrees):
+        raise ValueError(f"cp_degrees must be one or more whole numbers of at least 1, got {cp_degrees!r}.")
+    return tuple(sorted({int(degree) for degree in degrees}))
+
+
+def checked_pads(pad_to: int | Sequence[int] | None, max_tokens: int) -> tuple[int, ...]:
+    """Allowed token counts of a batch, rising; empty: any."""
+    if pad_to is None:
+        return ()
+    sizes = tuple(pad_to) if isinstance(pad_to, Iterable) else (pad_to,)
+    if not sizes or not all(is_count(size) for size in sizes) or max(sizes) < max_tokens:
+        raise ValueError(
+            f"pad_to must be one or more whole numbers, the largest at least max_tokens ({max_tokens}), "
+            f"since a batch may be that long; got {pad_to!r}."
+        )
+    return tuple(sorted({int(size) for size in sizes}))
+
+
+def chosen_seed(seed: int | None, generator: Any) -> int:
+    """The order's seed: as given, or that of a torch generator, or 0."""
+    if seed is not None:
+        return int(seed)
+    return int(generator.initial_seed()) if generator is not None else 0
+
+
+def sample_capacity(max_tokens: int, degrees: Sequence[int]) -> int:
+    """Tokens of the longest sample that some allowed degree can hold, its alignment padding included."""
+    return max(max_tokens * degree // alignment(degree) * alignment(degree) for degree in degrees)
+
+
+def is_count(value: Any) -> bool:
+    """Whether ``value`` is a whole number of at least 1."""
+    try:
+        return not isinstance(value, bool) and int(value) == value and value >= 1
+    except (TypeError, ValueError):
+        return False
