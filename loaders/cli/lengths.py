@@ -1,0 +1,118 @@
+"""Lengths of a file's samples: from a column of lengths, plain numbers, or counted from tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LENGTH_COLUMNS = ("length", "lengths", "num_tokens", "n_tokens", "seq_length", "seq_len", "input_length")
+"""Names that a column of lengths goes by, tried in this order."""
+
+_TABLES = (".parquet", ".arrow", ".feather", ".csv")
+
+
+def read_lengths(
+    files: Sequence[str], *, column: str = "input_ids", length: str | None = None
+) -> tuple[NDArray[np.int64], str]:
+    """([S] tokens of each row, where they came from). Rows of several files follow each other.
+
+    Args:
+        files: ``.npy`` (an array of lengths), ``.txt`` (one number a line), tables with a column of lengths,
+            or anything that `loaders.open_source` opens.
+        column: the column of token ids, where there is no column of lengths.
+        length: the column of lengths; by default one of `LENGTH_COLUMNS`, if the file has no token column.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        ValueError: no lengths found, or lengths that are not whole numbers; names the file.
+    """
+    parts, origins = [], []
+    for file in files:
+        suffix = Path(file).suffix.lower()
+        if suffix in (".npy", ".txt"):
+            parts.append(_checked(np.load(file) if suffix == ".npy" else _text_numbers(file), file))
+            origins.append("numbers")
+            continue
+        name = _length_column(file, suffix, column, length)
+        if name is not None:
+            parts.append(_checked(_read_column(file, suffix, name), file))
+            origins.append(f"column {name!r}")
+        else:
+            from loaders.sources import open_source
+
+            parts.append(open_source(file, column=column, length=length).lengths())
+            origins.append(f"column {length!r}" if length else f"tokens of {column!r}")
+    return np.concatenate(parts), ", ".join(dict.fromkeys(origins))
+
+
+def _text_numbers(file: str) -> Any:
+    try:
+        return np.loadtxt(file, ndmin=1)
+    except ValueError as error:
+        raise ValueError(f"{file} must hold one number of tokens a line: {error}") from error
+
+
+def _length_column(file: str, suffix: str, column: str, length: str | None) -> str | None:
+    """The column of lengths of a single table file; ``None`` where tokens must be counted."""
+    if suffix not in _TABLES or not Path(file).is_file():
+        return None
+    names = _column_names(file, suffix)
+    if length is not None:
+        if length not in names:
+            raise ValueError(f"{file} has no column {length!r}; it has {', '.join(names)}.")
+        return length
+    if column in names:
+        return None
+    found = next((name for name in LENGTH_COLUMNS if name in names), None)
+    if found is None:
+        raise ValueError(
+            f"{file} has neither a token column {column!r} nor a column of lengths; it has "
+            f"{', '.join(names)}. Name one with --length or --column."
+        )
+    return found
+
+
+def _column_names(file: str, suffix: str) -> list[str]:
+    if suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return list(pq.read_schema(file).names)
+    return list(_read_table(file, suffix).column_names)
+
+
+def _read_column(file: str, suffix: str, name: str) -> Any:
+    if suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(file, columns=[name])
+    else:
+        table = _read_table(file, suffix)
+    return table.column(name).fill_null(0).to_numpy()
+
+
+def _read_table(file: str, suffix: str) -> Any:
+    import pyarrow as pa
+
+    if suffix == ".csv":
+        import pyarrow.csv as csv
+
+        return csv.read_csv(file)
+    try:
+        with pa.memory_map(file) as mapped:
+            return pa.ipc.open_file(mapped).read_all()
+    except pa.ArrowInvalid:
+        with pa.memory_map(file) as mapped:
+            return pa.ipc.open_stream(mapped).read_all()
+
+
+def _checked(values: Any, file: str) -> NDArray[np.int64]:
+    from balancer.costs.checks import check_lengths
+
+    try:
+        return check_lengths(values)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error

@@ -1,0 +1,163 @@
+"""`evenload plan`: what each policy would cost on a file's lengths, before any GPU is booked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.console import Console
+
+    from balancer.comparison import PolicyOutcome
+    from balancer.cost import CostModel
+
+_WHOLE_FILE = 65_536
+
+
+def plan(
+    files: Annotated[
+        list[str],
+        typer.Argument(help="Lengths (.npy, .txt or a column), or tokens in any format."),
+    ],
+    ranks: Annotated[int, typer.Option(min=1, help="Data ranks.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens that one rank holds in one micro-batch.")],
+    cp_degrees: Annotated[str, typer.Option(help="Allowed context-parallel degrees, such as 1,2,4,8.")] = "1",
+    sync: Annotated[str, typer.Option(help="Ranks meet once a step, or in each micro_batch.")] = "step",
+    cost: Annotated[
+        str, typer.Option(help="A preset, a file of evenload calibrate, or linear,quadratic,fixed seconds.")
+    ] = "generic",
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, help=f"Samples a step; by default all, at most {_WHOLE_FILE}.")
+    ] = None,
+    max_steps: Annotated[int, typer.Option(min=1, help="Plan at most so many steps of the epoch.")] = 20,
+    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks joined by fast links.")] = None,
+    pipeline_stages: Annotated[int, typer.Option(min=1, help="Stages that every micro-batch passes.")] = 1,
+    policies: Annotated[str | None, typer.Option(help="Which to compare; by default all.")] = None,
+    column: Annotated[str, typer.Option(help="Column of token ids.")] = "input_ids",
+    length: Annotated[str | None, typer.Option(help="Column of lengths.")] = None,
+    seed: Annotated[int, typer.Option(help="Order of the samples.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the balanced plan of the first step.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write it as a timeline for Perfetto.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print what each policy would cost on a file's lengths, against a proven bound.
+
+    Example: evenload plan corpus.parquet --ranks 64 --max-tokens 16384 --cp-degrees 1,2,4,8
+    """
+    from rich.console import Console
+
+    from balancer.topology import Topology
+    from loaders.cli import plan_report
+    from loaders.cli.lengths import read_lengths
+
+    console = Console(stderr=as_json)
+    try:
+        degrees, model = parse_degrees(cp_degrees), parse_cost(cost)
+        topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
+        with console.status("reading lengths"):
+            lengths, origin = read_lengths(files, column=column, length=length)
+        admitted = plan_report.admit(lengths, max_tokens=max_tokens, cp_degrees=degrees)
+        batch = global_batch_size or min(max(admitted.lengths.size, 1), _WHOLE_FILE)
+        outcomes, steps_in_epoch = _compare(
+            console,
+            admitted.lengths,
+            policies,
+            (batch, max_steps, seed),
+            topology=topology,
+            max_tokens=max_tokens,
+            cost=model,
+            cp_degrees=degrees,
+            sync=sync,
+            seed=seed,
+        )
+    except (OSError, ValueError, OverflowError) as error:
+        Console(stderr=True).print(f"evenload plan: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from error
+    setting = plan_report.Setting(
+        files=files,
+        lengths_from=origin,
+        ranks=ranks,
+        max_tokens=max_tokens,
+        cp_degrees=degrees,
+        sync=sync,
+        global_batch_size=batch,
+        steps_in_epoch=steps_in_epoch,
+    )
+    if as_json:
+        typer.echo(json.dumps(plan_report.as_json(setting, model, admitted, outcomes), indent=2))
+    else:
+        plan_report.show(console, setting, model, admitted, outcomes)
+    _draw(outcomes, plot, trace)
+    if outcomes and all(outcome.error for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def parse_cost(text: str) -> CostModel:
+    """A cost model from a preset, a file or ``linear,quadratic,fixed``. Raises ValueError or OSError."""
+    from balancer.cost import PRESETS, CostModel
+
+    if text in PRESETS:
+        return CostModel.preset(text)
+    if text.endswith(".json"):
+        return CostModel.load(text)
+    try:
+        linear, quadratic, fixed = [*map(float, text.split(",")), 0.0, 0.0][:3]
+    except ValueError:
+        raise ValueError(
+            f"--cost must be a preset ({', '.join(PRESETS)}), a .json file or linear,quadratic,fixed in "
+            f"seconds, got {text!r}."
+        ) from None
+    if text.count(",") > 2:
+        raise ValueError(f"--cost takes three numbers, linear,quadratic,fixed, got {text!r}.")
+    return CostModel(linear, quadratic, fixed)
+
+
+def parse_degrees(text: str) -> tuple[int, ...]:
+    """CP degrees from ``1,2,4``. Raises ValueError."""
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ValueError(f"--cp-degrees must be whole numbers such as 1,2,4,8, got {text!r}.") from None
+
+
+def _compare(
+    console: Console,
+    lengths: NDArray[np.int64],
+    policies: str | None,
+    epoch: tuple[int, int, int],
+    **options: Any,
+) -> tuple[list[PolicyOutcome], int]:
+    """(outcome of each policy, steps in the epoch). epoch: (samples a step, steps to plan, seed)."""
+    from rich.progress import Progress
+
+    from balancer import POLICIES
+    from balancer.comparison import compare_policies, shuffled_steps
+
+    batch, max_steps, seed = epoch
+    names = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
+    unknown = [name for name in names if name not in POLICIES]
+    if unknown:
+        raise ValueError(f"--policies must be some of {', '.join(POLICIES)}, got {', '.join(unknown)}.")
+    steps = shuffled_steps(lengths.size, batch, seed=seed)
+    planned = steps[:max_steps]
+    with Progress(console=console, transient=True) as bar:
+        tasks = {name: bar.add_task(name, total=len(planned)) for name in names}
+
+        def show(name: str, done: int) -> None:
+            bar.update(tasks[name], completed=done)
+
+        return compare_policies(lengths, planned, names, progress=show, **options), len(steps)
+
+
+def _draw(outcomes: list[PolicyOutcome], plot: Path | None, trace: Path | None) -> None:
+    drawn = [outcome.first_plan for outcome in outcomes if outcome.first_plan is not None]
+    balanced = [plan for plan in drawn if plan.policy == "balanced"] or drawn
+    if balanced and plot is not None:
+        balanced[0].plot(plot)
+    if balanced and trace is not None:
+        balanced[0].trace(trace)

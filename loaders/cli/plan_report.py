@@ -1,0 +1,177 @@
+"""How `evenload plan` says what it found: as a table or as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from balancer.comparison import PolicyOutcome, cannot_fit
+from balancer.cost import CostModel
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_SHOWN = 10
+_COST_FIELDS = ("source", "linear", "quadratic", "fixed", "attention")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What was asked for."""
+
+    files: list[str]
+    lengths_from: str
+    ranks: int
+    max_tokens: int
+    cp_degrees: tuple[int, ...]
+    sync: str
+    global_batch_size: int
+    steps_in_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Admitted:
+    """Samples that can be planned, and those that cannot."""
+
+    lengths: NDArray[np.int64]
+    """[S] tokens of the samples that can be planned."""
+    num_empty: int
+    """Samples without tokens."""
+    too_long: list[tuple[int, int]]
+    """(row, tokens) of samples that no allowed degree can hold."""
+
+
+def admit(lengths: NDArray[np.int64], *, max_tokens: int, cp_degrees: tuple[int, ...]) -> Admitted:
+    """Sort out what cannot be planned. lengths: [S]."""
+    rows = cannot_fit(lengths, max_tokens=max_tokens, cp_degrees=cp_degrees)
+    keep = lengths > 0
+    keep[rows] = False
+    return Admitted(
+        lengths=lengths[keep],
+        num_empty=int(np.count_nonzero(lengths == 0)),
+        too_long=[(int(row), int(lengths[row])) for row in rows],
+    )
+
+
+def as_json(
+    setting: Setting, cost: CostModel, admitted: Admitted, outcomes: list[PolicyOutcome]
+) -> dict[str, Any]:
+    """Everything that the table shows, as plain data."""
+    return {
+        **asdict(setting),
+        "cost": {name: getattr(cost, name) for name in _COST_FIELDS},
+        **_samples(admitted),
+        "policies": {outcome.policy: _numbers(outcome) for outcome in outcomes},
+    }
+
+
+def _samples(admitted: Admitted) -> dict[str, Any]:
+    return {
+        "samples": int(admitted.lengths.size),
+        "tokens": int(admitted.lengths.sum()),
+        "longest": int(admitted.lengths.max(initial=0)),
+        "empty": admitted.num_empty,
+        "cannot_fit": [{"row": row, "tokens": tokens} for row, tokens in admitted.too_long],
+    }
+
+
+def _numbers(outcome: PolicyOutcome) -> dict[str, Any]:
+    if outcome.error:
+        return {"error": outcome.error}
+    steps = max(outcome.steps, 1)
+    return {
+        "steps": outcome.steps,
+        "step_time_s": outcome.time_s / steps,
+        "lower_bound_s": outcome.lower_bound_s / steps,
+        "gap": outcome.gap,
+        "idle": outcome.idle,
+        "imbalance": outcome.imbalance,
+        "tokens_per_s": outcome.tokens_per_s,
+        "micro_batches": outcome.micro_batches,
+        "samples_by_degree": {str(degree): n for degree, n in sorted(outcome.samples_by_degree.items())},
+    }
+
+
+def show(
+    console: Console, setting: Setting, cost: CostModel, admitted: Admitted, outcomes: list[PolicyOutcome]
+) -> None:
+    """Print samples, cost, what cannot fit, and the table of policies."""
+    samples = _samples(admitted)
+    lines = [
+        f"{samples['samples']:,} samples, {samples['tokens']:,} tokens, longest {samples['longest']:,} "
+        f"(from {setting.lengths_from}); {samples['empty']:,} empty",
+        f"cost: {cost.source}: {_coefficients(cost)}",
+        *_too_long_lines(setting, admitted),
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+    console.print(_table(setting, outcomes))
+    if cost.source == CostModel.generic().source:
+        console.print("The generic decoder's seconds are arbitrary, ratios are not: give --cost for times.")
+    for outcome in outcomes:
+        if outcome.error:
+            console.print(f"{outcome.policy}: {outcome.error}", highlight=False, markup=False)
+
+
+def _coefficients(cost: CostModel) -> str:
+    if cost.table is not None:
+        return f"a table of {cost.table.lengths.size} lengths, {cost.fixed:.4g} s a micro-batch"
+    return (
+        f"{cost.linear:.4g} s a token, {cost.quadratic:.4g} s an attended pair ({cost.attention}), "
+        f"{cost.fixed:.4g} s a micro-batch"
+    )
+
+
+def _too_long_lines(setting: Setting, admitted: Admitted) -> list[str]:
+    if not admitted.too_long:
+        return []
+    number = len(admitted.too_long)
+    first = (
+        f"samples that cannot fit on {max(setting.cp_degrees)} ranks of {setting.max_tokens:,} tokens: "
+        f"{number:,}, left out below. Raise --max-tokens, allow larger --cp-degrees, or split them."
+    )
+    lines = [f"  row {row:,}: {tokens:,} tokens" for row, tokens in admitted.too_long[:_SHOWN]]
+    more = [f"  and {number - _SHOWN:,} more"] if number > _SHOWN else []
+    return [first, *lines, *more]
+
+
+def _table(setting: Setting, outcomes: list[PolicyOutcome]) -> Table:
+    from rich.table import Table
+
+    planned = max((outcome.steps for outcome in outcomes), default=0)
+    degrees = ", ".join(map(str, setting.cp_degrees))
+    cluster = f"{setting.ranks} ranks of {setting.max_tokens:,} tokens"
+    steps = f"{planned:,} of {setting.steps_in_epoch:,} steps"
+    table = Table(
+        title=f"{cluster}, CP degrees {degrees}, sync {setting.sync}",
+        caption=f"predicted over {steps} of {setting.global_batch_size:,} samples",
+    )
+    table.add_column("policy", no_wrap=True)
+    for name in ("step time", "above bound", "idle", "imbalance", "tokens/s", "samples by degree"):
+        table.add_column(name, justify="right")
+    for outcome in outcomes:
+        table.add_row(*_cells(outcome), style="bold" if outcome.policy == "balanced" else "")
+    best = next((outcome for outcome in outcomes if not outcome.error), None)
+    if best is not None and best.lower_bound_s > 0:
+        bound_s, tokens_per_s = best.lower_bound_s / best.steps, best.tokens / best.lower_bound_s
+        table.add_section()
+        table.add_row("proven bound", f"{bound_s:.4g} s", "", "", "", f"{tokens_per_s:,.0f}", "")
+    return table
+
+
+def _cells(outcome: PolicyOutcome) -> list[str]:
+    if outcome.error:
+        return [outcome.policy, "cannot plan this", *[""] * 5]
+    return [
+        outcome.policy,
+        f"{outcome.time_s / max(outcome.steps, 1):.4g} s",
+        f"{outcome.gap:.2%}",
+        f"{outcome.idle:.1%}",
+        f"{outcome.imbalance:.3f}",
+        f"{outcome.tokens_per_s:,.0f}",
+        ", ".join(f"{degree}: {n:,}" for degree, n in sorted(outcome.samples_by_degree.items())),
+    ]

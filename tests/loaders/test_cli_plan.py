@@ -1,0 +1,174 @@
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from balancer import CostModel, Topology, plan_step
+from balancer.comparison import cannot_fit, compare_policies, shuffled_steps
+from loaders.cli.lengths import read_lengths
+from loaders.cli.plan import parse_cost, parse_degrees, plan
+
+APP = typer.Typer()
+APP.command()(plan)
+RUN = CliRunner(env={"COLUMNS": "160"})
+LENGTHS = [700, 30, 30, 500, 0, 90, 1500, 42, 1024, 8]
+
+
+def run(path, *arguments):
+    return RUN.invoke(APP, [str(path), "--ranks", "2", "--max-tokens", "1024", *arguments])
+
+
+@pytest.fixture
+def lengths_file(tmp_path):
+    path = tmp_path / "lengths.parquet"
+    pq.write_table(pa.table({"num_tokens": LENGTHS, "text": ["x"] * len(LENGTHS)}), path)
+    return path
+
+
+def test_json_holds_what_the_planner_predicts(lengths_file):
+    result = run(lengths_file, "--json", "--cost", "1e-4,1e-7,0.01", "--policies", "balanced")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    kept = np.array([n for n in LENGTHS if 0 < n <= 1024])
+    rows = shuffled_steps(kept.size, kept.size)[0]
+    expected = plan_step(
+        kept[rows], topology=Topology(ranks=2), max_tokens=1024, cost=CostModel(1e-4, 1e-7, 0.01)
+    )
+    balanced = report["policies"]["balanced"]
+    assert balanced["step_time_s"] == expected.time_s
+    assert balanced["gap"] == pytest.approx(expected.gap)
+    assert balanced["imbalance"] == pytest.approx(expected.imbalance)
+    assert balanced["tokens_per_s"] == pytest.approx(kept.sum() / expected.time_s)
+    idle = 1 - expected.rank_time_s.sum() / (2 * expected.time_s)
+    assert balanced["idle"] == pytest.approx(idle, abs=1e-12)
+
+
+def test_samples_that_cannot_fit_and_empty_ones_are_listed(lengths_file):
+    report = json.loads(run(lengths_file, "--json").stdout)
+    assert report["cannot_fit"] == [{"row": 6, "tokens": 1500}]
+    assert (report["empty"], report["samples"], report["tokens"]) == (1, 8, sum(LENGTHS) - 1500)
+    text = run(lengths_file).stdout
+    assert "row 6: 1,500 tokens" in text
+    assert "Raise --max-tokens" in text
+
+
+def test_the_table_has_every_policy_and_the_bound(lengths_file):
+    result = run(lengths_file)
+    assert result.exit_code == 0
+    for word in ("balanced", "equal_samples", "equal_tokens", "proven bound", "tokens/s", "imbalance"):
+        assert word in result.stdout
+
+
+def test_the_generic_costs_times_are_called_arbitrary(lengths_file):
+    assert "seconds are arbitrary" in run(lengths_file).stdout
+    assert "seconds are arbitrary" not in run(lengths_file, "--cost", "1e-4").stdout
+
+
+def test_an_epoch_is_cut_into_steps_that_hold_every_sample(lengths_file):
+    report = json.loads(run(lengths_file, "--json", "--global-batch-size", "3", "--max-steps", "2").stdout)
+    assert report["steps_in_epoch"] == 3
+    assert report["policies"]["balanced"]["steps"] == 2
+    assert report["policies"]["balanced"]["samples_by_degree"] == {"1": 6}
+    rows = np.concatenate(shuffled_steps(100, 7, seed=3))
+    assert sorted(rows.tolist()) == list(range(100))
+
+
+def test_picture_and_trace_are_written(lengths_file, tmp_path):
+    picture, trace = tmp_path / "plan.png", tmp_path / "plan.json"
+    assert run(lengths_file, "--plot", str(picture), "--trace", str(trace)).exit_code == 0
+    assert picture.stat().st_size > 1000
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_saved_cost_is_used(lengths_file, tmp_path):
+    CostModel(3e-4, 1e-9, 0.5, source="measured here").save(tmp_path / "cost.json")
+    report = json.loads(run(lengths_file, "--json", "--cost", str(tmp_path / "cost.json")).stdout)
+    assert report["cost"]["source"] == "measured here"
+    assert report["cost"]["fixed"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--cost", "fast"], "--cost must be a preset"),
+        (["--cost", "1,2,3,4"], "three numbers"),
+        (["--cost", "-1"], "linear"),
+        (["--cost", "missing.json"], "missing.json"),
+        (["--cp-degrees", "1,two"], "--cp-degrees"),
+        (["--policies", "balanced,fair"], "got fair"),
+        (["--length", "nope"], "no column 'nope'; it has num_tokens, text"),
+    ],
+)
+def test_bad_options_get_a_sentence(lengths_file, arguments, what):
+    result = run(lengths_file, *arguments)
+    assert result.exit_code == 1
+    assert what in " ".join(result.stderr.split())
+
+
+def test_a_degree_above_the_ranks_fails_with_the_planners_sentence(lengths_file):
+    result = run(lengths_file, "--cp-degrees", "1,4")
+    assert result.exit_code == 1
+    assert "degree 4 needs 4 ranks" in " ".join(result.stdout.split())
+
+
+def test_a_missing_file_is_named(tmp_path):
+    result = run(tmp_path / "missing.parquet")
+    assert result.exit_code == 1
+    assert "missing.parquet" in result.stderr.replace("\n", "")
+
+
+def test_lengths_are_read_from_each_kind_of_file(tmp_path):
+    np.save(tmp_path / "a.npy", np.array(LENGTHS))
+    (tmp_path / "a.txt").write_text("\n".join(map(str, LENGTHS)))
+    (tmp_path / "a.csv").write_text("id,length\n" + "\n".join(f"s{i},{n}" for i, n in enumerate(LENGTHS)))
+    table = pa.table({"length": LENGTHS})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    tokens = pa.table({"input_ids": [[1] * n for n in LENGTHS], "length": [1] * len(LENGTHS)})
+    pq.write_table(tokens, tmp_path / "tokens.parquet")
+    for name in ("a.npy", "a.txt", "a.csv", "a.parquet", "a.arrow", "tokens.parquet"):
+        assert read_lengths([str(tmp_path / name)])[0].tolist() == LENGTHS, name
+    both, origin = read_lengths([str(tmp_path / "a.npy"), str(tmp_path / "tokens.parquet")])
+    assert both.tolist() == LENGTHS * 2
+    assert origin == "numbers, tokens of 'input_ids'"
+    named = read_lengths([str(tmp_path / "tokens.parquet")], length="length")
+    assert named[0].tolist() == [1] * len(LENGTHS)
+
+
+def test_files_without_lengths_say_what_they_hold(tmp_path):
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "text.parquet")
+    with pytest.raises(ValueError, match=r"text\.parquet has neither .* it has text\. Name one"):
+        read_lengths([str(tmp_path / "text.parquet")])
+    np.save(tmp_path / "bad.npy", np.array([1.0, np.nan]))
+    with pytest.raises(ValueError, match=r"bad\.npy: lengths must be whole numbers"):
+        read_lengths([str(tmp_path / "bad.npy")])
+    (tmp_path / "bad.txt").write_text("5\nfive\n")
+    with pytest.raises(ValueError, match=r"bad\.txt must hold one number"):
+        read_lengths([str(tmp_path / "bad.txt")])
+
+
+def test_a_policy_that_cannot_plan_carries_the_reason():
+    steps = [np.arange(2)]
+    options = {"topology": Topology(ranks=1), "max_tokens": 10, "cost": CostModel(1.0)}
+    outcome = compare_policies(np.array([5, 20]), steps, ["balanced"], **options)[0]
+    assert "row 1 has 20" in outcome.error
+    assert outcome.steps == 0
+
+
+def test_what_cannot_fit_counts_alignment_padding():
+    lengths = np.array([10, 11, 20, 21, 24])
+    assert cannot_fit(lengths, max_tokens=10, cp_degrees=(1,)).tolist() == [1, 2, 3, 4]
+    # two ranks hold 20 tokens in pieces of a multiple of 4
+    assert cannot_fit(lengths, max_tokens=10, cp_degrees=(1, 2)).tolist() == [3, 4]
+
+
+def test_costs_and_degrees_are_parsed():
+    assert parse_cost("2e-4,1e-8,0.05") == CostModel(2e-4, 1e-8, 0.05)
+    assert parse_cost("2e-4") == CostModel(2e-4)
+    assert parse_cost("generic") == CostModel.generic()
+    assert parse_degrees("4, 1,2") == (1, 2, 4)
