@@ -1,0 +1,6 @@
+"""The examples are scripts: they import each other by plain names."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
