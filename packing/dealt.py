@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packing.items import Lengths
+from packing.histogram import Histogram
+from packing.shuffling import mixed, renumbering, turns
 
 PackIds = NDArray[np.int32] | NDArray[np.int64]
 
@@ -27,97 +30,158 @@ class Dealt(Protocol):
     def num_packs(self) -> int:
         """P."""
 
-    def ids(self) -> PackIds:
-        """[I] pack of each item, -1 where it is in none."""
+    def ids(self, start: int, stop: int, threads: int) -> PackIds:
+        """Packs of the items ``start .. stop - 1``, -1 where an item is in none."""
 
     def grouped(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Offsets [P + 1], and items pack after pack."""
 
-    def totals(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[P] sum of ``weights`` [I] over the items of each pack."""
+    def tokens(self) -> NDArray[np.int64]:
+        """[P] sum of the items' lengths in each pack, in the strategy's unit."""
+
+    def reshuffled(self, key: int) -> Dealt:
+        """Packs of the same lengths with other partners and in another order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Runs:
     """Packs described by length, not by item. Axis: K = runs.
 
-    Run k says: packs ``first .. first + packs - 1`` each hold ``per_pack`` items of length ``length``
-    behind ``before`` others. Runs of one length are neighbours; equal items are dealt to them in item
-    order. ``packs * per_pack**2 < 2**32`` and ``per_pack < 2**16``, so that dealing is exact.
+    Run k says: packs ``first .. first + packs - 1`` each hold ``per_pack`` items of one length behind
+    ``before`` others. Runs of one length are neighbours; equal items are dealt to them in item order.
+    ``packs * per_pack**2 < 2**32`` (or ``packs == 1``) and ``per_pack < 2**16``, so that dealing is exact.
     """
 
-    length: NDArray[np.int32]
+    value: NDArray[np.int32]
+    """[K] index of the length among the histogram's values."""
     first: NDArray[np.int64]
     packs: NDArray[np.int64]
     per_pack: NDArray[np.int32]
     before: NDArray[np.int32]
     num_packs: int
 
-    def totals(self, weight: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[P] sum over each pack's runs of ``weight`` [K]."""
-        from packing import _kernels
-
-        totals = np.zeros(self.num_packs, np.int64)
-        _kernels.run_totals(weight, self.first, self.packs, totals)
-        return totals
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DealtByRuns:
-    """Items find their pack through their length: deciding cost nothing an item, dealing about 2 ns."""
+    """Items find their pack through their length: deciding costs nothing an item, dealing about 2 ns."""
 
     runs: Runs
-    lengths: Lengths
-    """[I] length of each item in the runs' unit; 0 for items in no pack."""
-    capacity: int
+    histogram: Histogram
+    turn: NDArray[np.int64] | None = None
+    """[V] place from which items of each length are dealt; None for the first."""
+    renumber: NDArray[np.uint64] | None = None
+    """Words of the bijection that pack ids go through; None for none."""
 
     @property
     def num_packs(self) -> int:
         return self.runs.num_packs
 
-    def _cursors(self) -> NDArray[np.uint64]:
-        from packing import _kernels
-
-        runs = self.runs
-        cursors: NDArray[np.uint64] = _kernels.start_cursors(
-            self.capacity + 1, runs.length, runs.first, runs.packs, runs.per_pack
-        )
-        return cursors
-
-    def ids(self) -> PackIds:
-        from packing import _kernels
-
-        ids = empty_ids(self.lengths.size, self.num_packs)
-        runs = self.runs
-        _kernels.deal_ids(
-            self.lengths, self._cursors(), runs.length, runs.first, runs.packs, runs.per_pack, ids
-        )
-        return ids
+    def ids(self, start: int, stop: int, threads: int) -> PackIds:
+        ids = np.empty(stop - start, np.int32)
+        if threads == 1:
+            self._deal(start, stop, self._count(0, start) if start else None, ids)
+        else:
+            edges = [start + (stop - start) * t // threads for t in range(threads + 1)]
+            with ThreadPoolExecutor(threads) as pool:
+                counted = list(pool.map(self._count, [0, *edges[:-2]], edges[:-1]))
+                before = itertools.accumulate(counted)
+                outs = [ids[a - start : b - start] for a, b in itertools.pairwise(edges)]
+                list(pool.map(self._deal, edges[:-1], edges[1:], before, outs))
+        if self.num_packs < 2**31:
+            return ids
+        wide = ids.view(np.uint32).astype(np.int64)
+        wide[ids == -1] = -1
+        return wide
 
     def grouped(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         from packing import _kernels
 
         runs = self.runs
         offsets = np.zeros(self.num_packs + 1, np.int64)
-        np.cumsum(runs.totals(runs.per_pack.astype(np.int64)), out=offsets[1:])
+        np.cumsum(self._totals(runs.per_pack.astype(np.int64)), out=offsets[1:])
         order = np.empty(offsets[-1], np.int64)
         _kernels.deal_grouped(
-            self.lengths,
-            self._cursors(),
-            runs.length,
+            self.histogram.rows,
+            self.histogram.row_map,
+            self._cursors(None),
+            self._run_rows(),
             runs.first,
             runs.packs,
             runs.per_pack,
             runs.before,
+            self.renumber,
             offsets,
             order,
         )
         return offsets, order
 
-    def totals(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
-        if weights is self.lengths:
-            return self.runs.totals(self.runs.length.astype(np.int64) * self.runs.per_pack)
-        return DealtByIds(pack_ids=self.ids(), num_packs=self.num_packs).totals(weights)
+    def tokens(self) -> NDArray[np.int64]:
+        return self._totals(self.histogram.values[self.runs.value] * self.runs.per_pack)
+
+    def reshuffled(self, key: int) -> DealtByRuns:
+        values, counts = self.histogram.values, self.histogram.counts
+        return replace(
+            self,
+            turn=turns(values, counts, mixed(key, 0)),
+            renumber=renumbering(self.num_packs, mixed(key, 1)),
+        )
+
+    def _totals(self, weight: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[P] sum of ``weight`` [K] over each pack's runs."""
+        from packing import _kernels
+
+        totals = np.zeros(self.num_packs, np.int64)
+        _kernels.run_totals(weight, self.runs.first, self.runs.packs, self.renumber, totals)
+        return totals
+
+    def _run_rows(self) -> NDArray[np.int32]:
+        return self.histogram.row_of_value[self.runs.value]
+
+    def _count(self, start: int, stop: int) -> NDArray[np.int64]:
+        """[rows] items of each row among the items ``start .. stop - 1``."""
+        from packing import _kernels
+
+        counted: NDArray[np.int64] = _kernels.count_rows(
+            self.histogram.rows[start:stop], self.histogram.row_map, self.histogram.num_rows
+        )
+        return counted
+
+    def _cursors(self, rows_before: NDArray[np.int64] | None) -> NDArray[np.uint64]:
+        """Cursors behind the items of earlier chunks and the length's turn."""
+        from packing import _kernels
+
+        skip = rows_before
+        if skip is not None or self.turn is not None:
+            row_of, counts = self.histogram.row_of_value, self.histogram.counts
+            skip = np.zeros(self.histogram.num_rows, np.int64) if skip is None else skip.copy()
+            skip[row_of] = (skip[row_of] + (0 if self.turn is None else self.turn)) % counts
+        cursors: NDArray[np.uint64] = _kernels.start_cursors(
+            self.histogram.num_rows,
+            skip,
+            self._run_rows(),
+            self.runs.first,
+            self.runs.packs,
+            self.runs.per_pack,
+        )
+        return cursors
+
+    def _deal(
+        self, start: int, stop: int, rows_before: NDArray[np.int64] | None, ids: NDArray[np.int32]
+    ) -> None:
+        """Write the ids of the items ``start .. stop - 1``; rows_before: [rows] items before them."""
+        from packing import _kernels
+
+        _kernels.deal_ids(
+            self.histogram.rows[start:stop],
+            self.histogram.row_map,
+            self._cursors(rows_before),
+            self._run_rows(),
+            self.runs.first,
+            self.runs.packs,
+            self.runs.per_pack,
+            self.renumber,
+            ids,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -127,21 +191,48 @@ class DealtByIds:
     pack_ids: PackIds
     """[I] pack of each item, -1 where it is in none."""
     num_packs: int
+    lengths: NDArray[np.int64] | NDArray[np.int32]
+    """[I] lengths in the strategy's unit."""
+    kinds: NDArray[np.int64] | None
+    """[I] items of one kind may change places between epochs; None where the order must be kept."""
 
-    def ids(self) -> PackIds:
-        return self.pack_ids
+    def ids(self, start: int, stop: int, threads: int) -> PackIds:
+        return self.pack_ids[start:stop]
 
     def grouped(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         from packing import _kernels
 
-        ids = self.pack_ids
         offsets = np.zeros(self.num_packs + 1, np.int64)
-        np.cumsum(self.totals(np.ones(ids.size, np.int64)), out=offsets[1:])
+        np.cumsum(self._totals(np.ones(self.pack_ids.size, np.int64)), out=offsets[1:])
         order = np.empty(offsets[-1], np.int64)
-        _kernels.group_ids(ids, offsets, order)
+        _kernels.group_ids(self.pack_ids, offsets, order)
         return offsets, order
 
-    def totals(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
+    def tokens(self) -> NDArray[np.int64]:
+        return self._totals(self.lengths)
+
+    def reshuffled(self, key: int) -> DealtByIds:
+        if self.kinds is None:
+            return self
+        by_kind = np.argsort(self.kinds, kind="stable")
+        _, first, counts = np.unique(self.kinds[by_kind], return_index=True, return_counts=True)
+        kind = np.repeat(np.arange(first.size), counts)
+        turn = turns(np.arange(first.size), counts, mixed(key, 0))
+        place = (np.arange(kind.size) - first[kind] + turn[kind]) % counts[kind] + first[kind]
+        ids = self.pack_ids[by_kind][place]
+        renumber = renumbering(self.num_packs, mixed(key, 1))
+        if renumber is not None:
+            factor, shift = int(renumber[0]), int(renumber[2])
+            new_id = (np.arange(self.num_packs, dtype=np.uint64) * np.uint64(factor)) % np.uint64(
+                self.num_packs
+            )
+            new_id = ((new_id + np.uint64(shift)) % np.uint64(self.num_packs)).astype(ids.dtype)
+            ids = np.where(ids < 0, ids, new_id[ids])
+        pack_ids = np.empty_like(self.pack_ids)
+        pack_ids[by_kind] = ids
+        return replace(self, pack_ids=pack_ids)
+
+    def _totals(self, weights: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:
         from packing import _kernels
 
         totals = np.zeros(self.num_packs, np.int64)

@@ -79,8 +79,9 @@ def fitting(lengths: Lengths, longest: int, oversize: str, outside: int, empty: 
     if oversize == "error":
         row = int(np.argmax(long))
         raise ValueError(
-            f"{outside} of {num_samples} samples cannot be packed: lengths must be at most {longest} tokens, row {row} "
-            f"has {lengths[row]}. Raise max_tokens, or choose oversize='drop', 'truncate' or 'split'."
+            f"{outside} of {num_samples} samples cannot be packed: lengths must be at most {longest} tokens, "
+            f"row {row} has {lengths[row]}. Raise max_tokens, or choose "
+            "oversize='drop', 'truncate' or 'split'."
         )
     too_many = lengths[long].astype(np.int64) - longest
     if oversize == "drop":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packing.dealt import Dealt, PackIds
 from packing.items import Items
+from packing.shuffling import mixed
 
 
 class Packs:
@@ -20,10 +22,18 @@ class Packs:
     """
 
     def __init__(
-        self, items: Items, dealt: Dealt, *, max_tokens: int, align: int, bound: Callable[[], int]
+        self,
+        items: Items,
+        dealt: Dealt,
+        *,
+        max_tokens: int,
+        align: int,
+        bound: Callable[[], int],
+        original: Dealt | None = None,
     ) -> None:
         self._items = items
         self._dealt = dealt
+        self._original = dealt if original is None else original
         self._bound = bound
         self.max_tokens = max_tokens
         """Tokens that a pack may hold, padding of samples to a multiple of ``align`` included."""
@@ -89,14 +99,16 @@ class Packs:
     @cached_property
     def num_tokens(self) -> NDArray[np.int64]:
         """[P] tokens in each pack, without alignment padding."""
-        return self._dealt.totals(self._items.lengths)
+        if self.align == 1:
+            return self._dealt.tokens()
+        lengths, ids = self._items.lengths, self._dealt.ids(0, self._items.lengths.size, 1)
+        packed = ids >= 0
+        return sums(ids[packed], lengths[packed], len(self))
 
     @cached_property
     def padded_tokens(self) -> NDArray[np.int64]:
-        """[P] tokens in each pack, every sample padded to a multiple of ``align``; the cap applies to these."""
-        if self.align == 1:
-            return self.num_tokens
-        return self._dealt.totals(_padded(self._items.lengths, self.align))
+        """[P] tokens in each pack, samples padded to a multiple of ``align``; the cap applies to these."""
+        return self._dealt.tokens() * self.align
 
     @cached_property
     def total_tokens(self) -> int:
@@ -113,17 +125,42 @@ class Packs:
         """A number of packs that no algorithm can go below."""
         return self._bound()
 
-    def assignment(self) -> PackIds:
+    def assignment(self, start: int = 0, stop: int | None = None, *, threads: int = 1) -> PackIds:
         """[S] pack of each sample, -1 where it was dropped or empty; the first piece's pack if it was split.
 
-        int32 while ids fit. Worked out anew at each call, in one pass over the lengths.
+        int32 while ids fit. Worked out anew at each call, in one pass over the lengths. ``start`` and
+        ``stop`` give the same numbers for a part of the samples; the ones before it are only counted.
         """
-        ids = self._dealt.ids()
+        num_samples = self._items.num_samples
+        stop = num_samples if stop is None else stop
+        if not 0 <= start <= stop <= num_samples or threads < 1:
+            raise ValueError(
+                f"samples must lie within 0..{num_samples} and threads be at least 1; "
+                f"got {start}..{stop} on {threads} threads."
+            )
         if self._items.sample is None:
-            return ids
-        first_piece = np.searchsorted(self._items.sample, np.arange(self._items.num_samples))
-        return ids[first_piece]
+            return self._dealt.ids(start, stop, threads)
+        ids = self._dealt.ids(0, self._items.sample.size, threads)
+        return ids[np.searchsorted(self._items.sample, np.arange(start, stop))]
+
+    def reshuffled(self, seed: int, epoch: int = 0) -> Packs:
+        """The same packs by length, with other samples of those lengths, in another order.
+
+        A function of (seed, epoch) and of the packing itself, not of an earlier reshuffling. Packs of a
+        strategy that keeps the order (``next_fit``) stay as they are.
+        """
+        return Packs(
+            self._items,
+            self._original.reshuffled(mixed(seed, epoch)),
+            max_tokens=self.max_tokens,
+            align=self.align,
+            bound=self._bound,
+            original=self._original,
+        )
 
 
-def _padded(lengths: NDArray[np.signedinteger], align: int) -> NDArray[np.int64]:  # type: ignore[type-arg]
-    return -(-lengths.astype(np.int64) // align) * align
+def sums(ids: PackIds, weights: NDArray[np.signedinteger[Any]], num_packs: int) -> NDArray[np.int64]:
+    """[P] exact sum of the weights of each pack; ids: [N] pack of each weight."""
+    totals = np.zeros(num_packs, np.int64)
+    np.add.at(totals, ids, weights)
+    return totals

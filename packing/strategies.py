@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from packing.bounds import fewest_packs
 from packing.dealt import Dealt, DealtByIds, DealtByRuns, Runs, empty_ids
-from packing.items import OVERSIZE, as_lengths, fitting
-from packing.job import Job, count_lengths, occurring
+from packing.histogram import count_lengths
+from packing.items import OVERSIZE, Lengths, as_lengths, fitting
+from packing.job import Job
 from packing.packs import Packs
 
 NO_LIMIT = 2**31 - 1
@@ -26,8 +27,14 @@ def best_fit(job: Job) -> Dealt:
     """
     from packing import _kernels
 
-    columns = _kernels.best_fit(job.values, job.counts, job.capacity, job.max_samples)
-    return _dealt_by_runs(job, *columns)
+    histogram = job.histogram
+    value, first, packs, per_pack, before, num_packs = _kernels.best_fit(
+        histogram.values, histogram.counts, job.capacity, job.max_samples
+    )
+    runs = Runs(
+        value=value, first=first, packs=packs, per_pack=per_pack, before=before, num_packs=int(num_packs)
+    )
+    return DealtByRuns(runs=runs, histogram=histogram)
 
 
 def next_fit(job: Job) -> Dealt:
@@ -35,8 +42,8 @@ def next_fit(job: Job) -> Dealt:
     from packing import _kernels
 
     ids = empty_ids(job.lengths.size, job.lengths.size)
-    num_packs = _kernels.next_fit(job.lengths, job.capacity, job.max_samples, ids)
-    return DealtByIds(pack_ids=ids, num_packs=num_packs)
+    num_packs = int(_kernels.next_fit(job.lengths, job.capacity, job.max_samples, ids))
+    return DealtByIds(pack_ids=ids, num_packs=num_packs, lengths=job.lengths, kinds=None)
 
 
 STRATEGIES: Mapping[str, Callable[[Job], Dealt]] = MappingProxyType(
@@ -53,6 +60,7 @@ def pack(
     align: int = 1,
     cost: ArrayLike | None = None,
     oversize: str = "error",
+    seed: int | None = None,
 ) -> Packs:
     """Lay samples end to end into as few packs as the strategy finds.
 
@@ -66,6 +74,8 @@ def pack(
         cost: [S] seconds of each sample; only for ``balanced``.
         oversize: what happens to a sample above ``max_tokens``: ``"error"``; ``"drop"``; ``"truncate"`` keeps
             its first tokens, ``"truncate_left"`` its last; ``"split"`` cuts it into full pieces and a rest.
+        seed: None numbers packs in the order they were built, those with the longest samples first. A number
+            gives ``packs.reshuffled(seed)``: mixed lengths throughout, other partners for every seed.
 
     Raises:
         ValueError: an argument is out of range, or a sample does not fit under ``oversize="error"``.
@@ -73,50 +83,30 @@ def pack(
     given = as_lengths(lengths)
     _check(max_tokens, strategy, max_samples, align, cost, oversize)
     capacity = max_tokens // align
-    histogram = count_lengths(_units(given, align), capacity)
-    items = fitting(given, capacity * align, oversize, int(histogram[-1]), int(histogram[0]))
-    units = _units(items.lengths, align)
+    units = _units(given, align)
+    histogram = count_lengths(units, capacity)
+    items = fitting(given, capacity * align, oversize, histogram.outside, histogram.empty)
     if items.lengths is not given:
+        units = _units(items.lengths, align)
         histogram = count_lengths(units, capacity)
-    values, counts = occurring(histogram)
     job = Job(
         lengths=units,
+        histogram=histogram,
         capacity=capacity,
         max_samples=NO_LIMIT if max_samples is None else min(max_samples, NO_LIMIT),
-        values=values,
-        counts=counts,
         cost=None if cost is None else _costs(cost, given.size, items.sample),
     )
-    return Packs(
+    packs = Packs(
         items,
         STRATEGIES[strategy](job),
         max_tokens=max_tokens,
         align=align,
-        bound=lambda: fewest_packs(values, counts, capacity, job.max_samples),
+        bound=lambda: fewest_packs(histogram.values, histogram.counts, capacity, job.max_samples),
     )
+    return packs if seed is None else packs.reshuffled(seed)
 
 
-def _dealt_by_runs(
-    job: Job,
-    value: NDArray[np.int32],
-    first: NDArray[np.int64],
-    packs: NDArray[np.int64],
-    per_pack: NDArray[np.int32],
-    before: NDArray[np.int32],
-    num_packs: int,
-) -> DealtByRuns:
-    runs = Runs(
-        length=job.values[value].astype(np.int32),
-        first=first,
-        packs=packs,
-        per_pack=per_pack,
-        before=before,
-        num_packs=num_packs,
-    )
-    return DealtByRuns(runs=runs, lengths=job.lengths, capacity=job.capacity)
-
-
-def _units(lengths: NDArray[np.signedinteger], align: int) -> NDArray[np.signedinteger]:  # type: ignore[type-arg]
+def _units(lengths: Lengths, align: int) -> Lengths:
     """Lengths in units of ``align`` tokens, rounded up."""
     return lengths if align == 1 else -(-lengths // align)
 

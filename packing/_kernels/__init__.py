@@ -6,22 +6,22 @@ from packing._kernels.deal import (
     deal_ids,
     group_ids,
     run_totals,
-    skip_samples,
     start_cursors,
     sum_by_pack,
 )
-from packing._kernels.histogram import histogram
+from packing._kernels.histogram import count_rows, histogram, number_lengths
 from packing._kernels.next_fit import next_fit
 
 __all__ = [
     "best_fit",
+    "count_rows",
     "deal_grouped",
     "deal_ids",
     "group_ids",
     "histogram",
+    "number_lengths",
     "next_fit",
     "run_totals",
-    "skip_samples",
     "start_cursors",
     "sum_by_pack",
 ]

@@ -4,11 +4,14 @@ import numpy as np
 
 from packing._jit import kernel
 from packing._kernels.bitmap import insert, make_set, remove, successor
+from packing._kernels.lookup import slot_of, twice_as_many
 
 # The dealing cursors hold a pack id and a 32-bit fraction in one word; a run of q packs with m samples
 # each is exact while q * m * m stays below 2**32 (see deal.py).
 MAX_PER_PACK = 65535
 FRACTION = 1 << 32
+# Up to this capacity a table of residuals is filled in 0.1 ms; above it, a map of those in use is cheaper.
+MOST_RESIDUALS = 1 << 18
 
 
 @kernel
@@ -32,7 +35,9 @@ def best_fit(values, counts, capacity, max_samples):
     touched at most log2(capacity) times: the cost does not depend on the number of samples.
     """
     bits0, bits1, bits2 = make_set(capacity)
-    top = np.full(capacity + 1, -1, np.int32)
+    keys = np.full(0 if capacity <= MOST_RESIDUALS else 1024, -1, np.int64)
+    top = np.full(capacity + 1 if capacity <= MOST_RESIDUALS else 1024, -1, np.int32)
+    free = keys.shape[0] // 2
     room = max(1024, min(4 * values.shape[0], 1 << 18))
     value = np.empty(room, np.int32)
     first = np.empty(room, np.int64)
@@ -56,15 +61,17 @@ def best_fit(values, counts, capacity, max_samples):
                 below = longer(below)
                 used = longer(used)
             residual = successor(bits0, bits1, bits2, length)
+            slot = np.int64(0)
             if residual < 0:
-                parent = -1
+                parent = np.int32(-1)
                 residual = np.int64(capacity)
                 available = waiting
-                inside = 0
+                inside = np.int64(0)
             else:
-                parent = top[residual]
+                slot = slot_of(keys, residual)
+                parent = top[slot]
                 available = packs[parent] - used[parent]
-                inside = before[parent] + per_pack[parent]
+                inside = np.int64(before[parent]) + per_pack[parent]
             m = min(residual // length, waiting, max_samples - inside, MAX_PER_PACK)
             q = min(waiting // m, available, max(1, (FRACTION - 1) // (m * m)))
             waiting -= q * m
@@ -75,8 +82,8 @@ def best_fit(values, counts, capacity, max_samples):
                 first[k] = first[parent] + used[parent]
                 used[parent] += q
                 if used[parent] == packs[parent]:
-                    top[residual] = below[parent]
-                    if top[residual] < 0:
+                    top[slot] = below[parent]
+                    if top[slot] < 0:
                         remove(bits0, bits1, bits2, residual)
             value[k] = v
             packs[k] = q
@@ -85,9 +92,17 @@ def best_fit(values, counts, capacity, max_samples):
             used[k] = 0
             residual -= m * length
             if residual > 0 and inside + m < max_samples:
-                below[k] = top[residual]
+                slot = slot_of(keys, residual)
+                if keys.shape[0] > 0 and keys[slot] < 0:
+                    if free == 0:
+                        free = keys.shape[0] // 2
+                        keys, top = twice_as_many(keys, top)
+                        slot = slot_of(keys, residual)
+                    keys[slot] = residual
+                    free -= 1
+                below[k] = top[slot]
                 if below[k] < 0:
                     insert(bits0, bits1, bits2, residual)
-                top[residual] = k
+                top[slot] = k
             k += 1
     return value[:k], first[:k], packs[:k], per_pack[:k], before[:k], num_packs

@@ -1,22 +1,10 @@
 """A set of small integers as three levels of 64-bit words: a few instructions an operation."""
 
 import numpy as np
-from llvmlite import ir
-from numba import types, uint64
-from numba.extending import intrinsic
+from numba import uint64
 
 from packing._jit import kernel
-
-
-@intrinsic
-def trailing_zeros(typing_context, word):
-    """Count trailing zero bits of a non-zero uint64; numba has no such function of its own."""
-    signature = types.uint64(types.uint64)
-
-    def codegen(context, builder, signature, args):
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return signature, codegen
+from packing._kernels.words import trailing_zeros
 
 
 @kernel(inline="always")
