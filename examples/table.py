@@ -1,4 +1,4 @@
-"""The results of a run as a table: on the terminal, or as Markdown for the README.
+"""The results of a run as tables: on the terminal, or as Markdown for the README.
 
 python examples/table.py demo/results.json
 """
@@ -7,87 +7,130 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-NAMES = {
-    "padded": "torch DataLoader, padded",
-    "packed": "packed, equal sample counts",
-    "balanced": "evenload, packed and balanced",
+NAMES = {"padded": "padded", "packed": "packed", "balanced": "evenload"}
+MEANINGS = {
+    "padded": "torch DataLoader, DistributedSampler, every sample padded to the longest of its rank",
+    "packed": "packed, the same number of samples for every rank, not balanced",
+    "balanced": "packed and balanced by predicted time",
 }
-HEADER = (
+CLOCKS = {"wall_s": "wall time", "critical_s": "CPU time of the slower rank"}
+POLICY_HEADER = (
     "",
     "tokens/s",
     "step (quartiles)",
     "padding",
     "fill",
-    "waiting",
-    "imbalance: predicted",
-    "measured",
+    "waits",
+    "imbalance (plan)",
 )
-CLOCKS = {"wall_s": "wall time", "critical_s": "CPU time on the critical path"}
+LOSSES_SHOWN = 6
 
 
-def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The cells of `HEADER`, one row a policy."""
+def policy_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The cells under `POLICY_HEADER`, one row a policy."""
     return [
         (
-            NAMES.get(row["policy"], row["policy"]),
+            NAMES[row["policy"]],
             f"{row['tokens_per_s']:,.0f}",
             f"{row['step_s']:.2f} s ({row['step_s_quartiles'][0]:.2f}-{row['step_s_quartiles'][1]:.2f})",
             f"{row['padding']:.0%}",
             f"{row['fill']:.0%}",
             f"{row['wait_share']:.0%}",
-            f"{row['imbalance_predicted']:.3f}",
-            f"{row['imbalance_measured']:.3f}",
+            f"{row['imbalance_measured']:.2f} ({row['imbalance_predicted']:.2f})",
         )
         for row in results["policies"]
     ]
 
 
-def ratio_lines(results: dict[str, Any]) -> list[str]:
-    """One line for each pair of policies and each clock."""
+def ratio_header() -> tuple[str, ...]:
+    return ("times as fast", *CLOCKS.values())
+
+
+def ratio_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row for each pair of policies: ratio and 95 % interval on each clock."""
+    pairs = dict.fromkeys((ratio["faster"], ratio["slower"]) for ratio in results["ratios"])
+    found = {(ratio["faster"], ratio["slower"], ratio["clock"]): ratio for ratio in results["ratios"]}
+
+    def cell(pair: tuple[str, str], clock: str) -> str:
+        ratio = found[(*pair, clock)]
+        return f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
     return [
-        f"{NAMES[ratio['faster']]} over {NAMES[ratio['slower']]}, {CLOCKS[ratio['clock']]}: "
-        f"{ratio['ratio']:.2f}x [{ratio['low']:.2f}, {ratio['high']:.2f}]"
-        for ratio in results["ratios"]
+        (f"{NAMES[pair[0]]} over {NAMES[pair[1]]}", *(cell(pair, clock) for clock in CLOCKS))
+        for pair in pairs
     ]
+
+
+def loss_header(results: dict[str, Any]) -> tuple[str, ...]:
+    return ("loss at step", *(str(results["first_step"] + at) for at in shown_steps(results)))
+
+
+def loss_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Some steps of each loss curve; all of them are in the results and in ``loss.png``."""
+    return [
+        (NAMES[row["policy"]], *(f"{row['loss'][at]:.3f}" for at in shown_steps(results)))
+        for row in results["policies"]
+    ]
+
+
+def shown_steps(results: dict[str, Any]) -> list[int]:
+    steps = len(results["policies"][0]["loss"])
+    return sorted(set(np.linspace(0, steps - 1, LOSSES_SHOWN).round().astype(int).tolist()))
 
 
 def notes(results: dict[str, Any]) -> list[str]:
-    """What else belongs under the table."""
-    efficiency = ", ".join(f"{NAMES[row['policy']]} {row['efficiency']:.3f}" for row in results["policies"])
-    losses = ", ".join(f"{NAMES[row['policy']]} {row['loss'][-1]:.3f}" for row in results["policies"])
+    """What else belongs under the tables."""
+    efficiency = ", ".join(f"{NAMES[row['policy']]} {row['efficiency']:.2f}" for row in results["policies"])
+    steps = results["policies"][0]["steps"]
     return [
-        f"{results['policies'][0]['steps']} paired steps on {results['ranks']} ranks; "
-        "95 % intervals by bootstrap over steps",
+        *(f"{NAMES[row['policy']]}: {MEANINGS[row['policy']]}" for row in results["policies"]),
+        f"{steps} paired steps on {results['ranks']} ranks; in brackets 95 % intervals, bootstrap over steps",
         f"efficiency (mean / slowest rank, CPU time): {efficiency}",
         f"planning takes {results['planning_share']:.2%} of a balanced step",
-        f"loss of the last step: {losses}",
     ]
 
 
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    rule = "| --- |" + " ---: |" * (len(header) - 1)
+    return ["| " + " | ".join(header) + " |", rule, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
 def markdown(results: dict[str, Any]) -> str:
-    """The table as the README shows it."""
-    lines = ["| " + " | ".join(HEADER) + " |", "| --- |" + " ---: |" * (len(HEADER) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows(results)]
-    lines += ["", *(f"- {line}" for line in ratio_lines(results) + notes(results))]
+    """The tables as the README shows them."""
+    lines = [
+        *markdown_table(POLICY_HEADER, policy_rows(results)),
+        "",
+        *markdown_table(ratio_header(), ratio_rows(results)),
+        "",
+        *(f"- {line}" for line in notes(results)),
+    ]
     return "\n".join(lines)
 
 
 def print_results(results: dict[str, Any], console: Console | None = None) -> None:
-    """The same on a terminal."""
+    """The same on a terminal, with the loss curves."""
     console = console or Console(highlight=False, soft_wrap=True)
-    table = Table(*HEADER, title="The same training steps, three ways", title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows(results):
-        table.add_row(*row)
-    console.print(table)
-    for line in ratio_lines(results) + notes(results):
+    for header, rows in (
+        (POLICY_HEADER, policy_rows(results)),
+        (ratio_header(), ratio_rows(results)),
+        (loss_header(results), loss_rows(results)),
+    ):
+        table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for line in notes(results):
         console.print(line)
 
 
