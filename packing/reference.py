@@ -28,6 +28,21 @@ def best_fit(lengths: Sequence[int], capacity: int, max_samples: int | None = No
     return packs
 
 
+def first_fit(lengths: Sequence[int], capacity: int, max_samples: int | None = None) -> Packing:
+    """Longest sample first, into the first pack with room."""
+    packs: Packing = []
+    room: list[int] = []
+    for sample in _longest_first(lengths):
+        fits = _with_room(packs, room, lengths[sample], max_samples)
+        if not fits:
+            packs.append([])
+            room.append(capacity)
+        chosen = fits[0] if fits else -1
+        packs[chosen].append(sample)
+        room[chosen] -= lengths[sample]
+    return packs
+
+
 def next_fit(lengths: Sequence[int], capacity: int, max_samples: int | None = None) -> Packing:
     """Into the last pack, or a new one where that has no room."""
     packs: Packing = []
@@ -57,5 +72,5 @@ def _with_room(packs: Packing, room: Sequence[int], length: int, max_samples: in
 
 
 REFERENCE: MappingProxyType[str, Callable[..., Packing]] = MappingProxyType(
-    {"best_fit": best_fit, "next_fit": next_fit}
+    {"best_fit": best_fit, "first_fit": first_fit, "next_fit": next_fit}
 )

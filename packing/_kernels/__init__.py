@@ -9,6 +9,7 @@ from packing._kernels.deal import (
     start_cursors,
     sum_by_pack,
 )
+from packing._kernels.first_fit import first_fit
 from packing._kernels.histogram import count_rows, histogram, number_lengths
 from packing._kernels.next_fit import next_fit
 
@@ -17,6 +18,7 @@ __all__ = [
     "count_rows",
     "deal_grouped",
     "deal_ids",
+    "first_fit",
     "group_ids",
     "histogram",
     "number_lengths",
