@@ -54,7 +54,7 @@ def world(
             )
         return topology, rank
     if device_mesh is not None:
-        found, place = _from_mesh(device_mesh, data_dims)
+        found, place, _ = data_peers(device_mesh, data_dims)
     elif dist.is_available() and dist.is_initialized():
         size = dist.get_world_size()
         per_node = _local_world_size()
@@ -72,7 +72,11 @@ def world(
     return topology, place
 
 
-def _from_mesh(mesh: Any, data_dims: Sequence[str] | None) -> tuple[Topology, int]:
+def data_peers(mesh: Any, data_dims: Sequence[str] | None = None) -> tuple[Topology, int, list[int]]:
+    """Topology and data rank of this process in a mesh, and the global ranks of its data peers in order.
+
+    The peers have this process's own place along the other dimensions.
+    """
     names: tuple[str, ...] = tuple(mesh.mesh_dim_names or ())
     if not names:
         if mesh.ndim != 1:
@@ -100,13 +104,12 @@ def _from_mesh(mesh: Any, data_dims: Sequence[str] | None) -> tuple[Topology, in
             ranks, place = ranks * size, place * size + at
         elif name in PIPELINE_DIMS:
             stages *= size
-    # the global ranks of this process's data peers, in data order: its own place along the other dimensions
     slices = tuple(
         slice(None) if name in data_dims else at for name, at in zip(names, coordinate, strict=True)
     )
     peers = [int(peer) for peer in mesh.mesh[slices].reshape(-1)]
     per_node = _ranks_per_node(peers)
-    return Topology(ranks=ranks, ranks_per_node=per_node, pipeline_stages=stages), place
+    return Topology(ranks=ranks, ranks_per_node=per_node, pipeline_stages=stages), place, peers
 
 
 def _ranks_per_node(peers: Sequence[int]) -> int:

@@ -1,0 +1,125 @@
+"""Attention over a group equals attention of one process, output and gradient, for every method."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from balancer import runtime
+from balancer.sharding import shard
+from balancer.topology import Topology
+from tests.runtime import reference
+from tests.runtime.batches import PlainBatch
+from tests.support.ranks import run_ranks
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+LENGTHS = [[7], [1, 13, 2, 30], [64, 3, 3, 17, 1], [16, 16]]
+
+
+@dataclass(frozen=True)
+class Case:
+    method: str
+    heads: int = 4
+    key_heads: int = 4
+    causal: bool = True
+    window: int | None = None
+    dtype: torch.dtype = torch.float64
+
+
+CASES = [
+    Case("all_gather"),
+    Case("ring"),
+    Case("ulysses"),
+    Case("auto", heads=8, key_heads=2),
+    Case("all_gather", heads=4, key_heads=2),
+    Case("ring", heads=4, key_heads=1),
+    Case("ulysses", heads=4, key_heads=1),
+    Case("ulysses", heads=8, key_heads=4),
+    Case("all_gather", causal=False),
+    Case("ring", causal=False, key_heads=2),
+    Case("ulysses", causal=False),
+    Case("all_gather", window=5),
+    Case("ring", window=5, key_heads=2),
+    Case("ulysses", window=5),
+    Case("ring", window=11, causal=False),
+    Case("all_gather", window=11, causal=False),
+    Case("all_gather", dtype=torch.float32, key_heads=2),
+    Case("ring", dtype=torch.float32, key_heads=2),
+    Case("ulysses", dtype=torch.float32),
+]
+
+
+def close(got, expected, index, dtype):
+    """Whether rows ``index`` of a whole tensor are right, relative to the whole's largest number."""
+    difference = (got.detach() - expected[index].detach()).abs()
+    return (
+        not difference.numel() or float(difference.max() / expected.detach().abs().max()) <= TOLERANCE[dtype]
+    )
+
+
+def compare(batch, case, tail=0):
+    """Names of what differs from the oracle on this rank."""
+    torch.manual_seed(7)
+    lengths = [int(n) for n in batch.seq_lengths]
+    total, size = sum(lengths), 8
+    whole = [
+        torch.randn(total, h, size, dtype=case.dtype) for h in (case.heads, case.key_heads, case.key_heads)
+    ]
+    weight = torch.randn(total, case.heads, size, dtype=case.dtype)
+    mine = shard(lengths, batch.cp_degree, batch.cp_rank)
+    index = torch.from_numpy(np.concatenate([mine.index, np.full(tail, -1)]))
+    real = index >= 0
+
+    oracle = [x.clone().requires_grad_() for x in whole]
+    expected = reference.attend(*oracle, lengths, causal=case.causal, window=case.window)
+    (expected * weight).sum().backward()
+
+    local = []
+    for x in whole:  # padding holds rubbish on purpose
+        rows = torch.full((index.numel(), *x.shape[1:]), 1e3, dtype=case.dtype)
+        rows[real] = x[index[real]]
+        local.append(rows.requires_grad_())
+    out = runtime.attention(*local, batch, case.method, causal=case.causal, window=case.window)
+    (out[real] * weight[index[real]]).sum().backward()
+
+    wrong = []
+    if not close(out[real], expected, index[real], case.dtype):
+        wrong.append("output")
+    if out[~real].abs().sum() != 0:
+        wrong.append("padding output")
+    for name, got, want in zip(("dq", "dk", "dv"), local, oracle, strict=True):
+        if not close(got.grad[real], want.grad, index[real], case.dtype):
+            wrong.append(name)
+        if got.grad[~real].abs().sum() != 0:
+            wrong.append(f"padding {name}")
+    return [f"{case}, {lengths}, degree {batch.cp_degree}: {name}" for name in wrong]
+
+
+def batch_of(groups, rank, degree, lengths):
+    batch = PlainBatch(cp_degree=degree, cp_rank=rank % degree, seq_lengths=np.asarray(lengths, np.int32))
+    return groups.attach(batch)
+
+
+def check_all_cases(rank, ranks, degree, own_groups):
+    groups = runtime.ContextGroups(Topology(ranks=ranks), [1, degree], own_groups=own_groups)
+    wrong = []
+    for case in CASES:
+        if case.method == "ulysses" and case.heads % degree:
+            continue
+        for lengths in LENGTHS:
+            wrong += compare(batch_of(groups, rank, degree, lengths), case, tail=3 if lengths == [7] else 0)
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("ranks", "degree", "own_groups"), [(2, 2, True), (4, 4, True), (4, 2, True), (3, 3, True), (2, 2, False)]
+)
+def test_every_method_equals_one_process(ranks, degree, own_groups):
+    assert run_ranks(check_all_cases, ranks, ranks, degree, own_groups) == [[]] * ranks
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rank_alone_equals_the_oracle(case):
+    for lengths in [*LENGTHS, [0, 5, 0]]:
+        assert compare(PlainBatch(seq_lengths=np.asarray(lengths)), case, tail=2) == []
