@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ Sample = tuple[int, Tensor]
 class TokenRows(Dataset[Sample]):
     """Rows of parquet files, one file after another."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[str]) -> None:
         self.rows = pa.concat_tables(pq.read_table(path, columns=["input_ids"]) for path in paths)[
             "input_ids"
         ]

@@ -24,9 +24,10 @@ import torch
 import torch.distributed as dist
 from calibrate import calibrate
 from clock import StepClock, StepRecord
-from compare import by_policy, results
+from compare import results
 from model import Transformer, token_losses
 from padded import GivenOrderSampler, TokenRows, pad
+from predict import predict_epoch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from table import print_results
@@ -34,7 +35,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
-from balancer import CostModel, Topology, plan_step, runtime
+from balancer import CostModel, runtime
 from loaders import DataLoader, open_source
 
 WARM_UP_STEPS = 2
@@ -76,7 +77,7 @@ def train_packed(model: nn.Module, optimizer: Optimizer, loader: Any) -> Iterato
 class Settings:
     """What the three ways share."""
 
-    files: list[Path]
+    files: list[str]
     batch_size: int
     """Samples for each rank in a step."""
     max_tokens: int
@@ -88,7 +89,7 @@ class Settings:
 def packed_loader(settings: Settings, policy: str) -> DataLoader:
     """Evenload's loader with one of its policies: the only thing in which (b) and (c) differ."""
     return DataLoader(
-        open_source([str(path) for path in settings.files]),
+        open_source(settings.files),
         batch_size=settings.batch_size,
         shuffle=True,
         drop_last=True,
@@ -193,22 +194,6 @@ def check_same_samples(records: list[StepRecord]) -> None:
             raise RuntimeError(f"step {step}: the ways did not train on the same samples: {sets}")
 
 
-def planning_share(records: list[StepRecord], settings: Settings, ranks: int) -> float:
-    """Time to plan the balanced steps, once more and on its own, over the time they took."""
-    lengths = open_source([str(path) for path in settings.files]).lengths()
-    steps: dict[int, list[int]] = {}
-    for record in records:
-        if record.policy == "balanced":
-            steps.setdefault(record.step, []).extend(record.samples)
-    topology = Topology(ranks=ranks)
-    start = time.perf_counter()
-    for rows in steps.values():
-        plan_step(lengths[rows], topology=topology, max_tokens=settings.max_tokens, cost=settings.cost)
-    planned_s = time.perf_counter() - start
-    step_s = by_policy(records)["balanced"].wall_s.sum()
-    return planned_s / float(step_s)
-
-
 def run(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """All of it on this rank; the results on rank 0."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -223,7 +208,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any] | None:
         cost = calibrate(make_model(), longest=arguments.max_tokens)
     say.print(f"cost model: {cost.linear * 1e6:.0f} us a token + {cost.quadratic * 1e9:.0f} ns a pair")
     settings = Settings(
-        files=[arguments.data / "code.parquet", arguments.data / "docs.parquet"],
+        files=[str(arguments.data / "code.parquet"), str(arguments.data / "docs.parquet")],
         batch_size=arguments.batch_size,
         max_tokens=arguments.max_tokens,
         cost=cost,
@@ -240,11 +225,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any] | None:
     check_same_samples(records)
     if rank != 0:
         return None
+    with say.status("predicting the whole epoch"):
+        epoch = predict_epoch(packed_loader(settings, "balanced"), settings.files, cost)
     return results(
         records,
         first_step=WARM_UP_STEPS,
         ranks=ranks,
-        planning_share=planning_share(records, settings, ranks),
+        epoch=epoch,
         model={"layers": arguments.layers, "width": arguments.width, "vocabulary": len(vocabulary)},
         cost={"linear": cost.linear, "quadratic": cost.quadratic, "fixed": cost.fixed},
         data={"batch_size": arguments.batch_size, "max_tokens": arguments.max_tokens, "seed": arguments.seed},
@@ -285,8 +272,8 @@ def main() -> None:
         "--seconds", type=float, default=110.0, help="time for the steps; as many as fit are run"
     )
     parser.add_argument("--steps", type=int, default=1000, help="run at most so many")
-    parser.add_argument("--batch-size", type=int, default=10, help="samples for each rank in a step")
-    parser.add_argument("--max-tokens", type=int, default=1536)
+    parser.add_argument("--batch-size", type=int, default=8, help="samples for each rank in a step")
+    parser.add_argument("--max-tokens", type=int, default=1280)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)

@@ -14,6 +14,7 @@ from table import markdown, policy_rows, print_results
 from timeline import draw, shares_of, typical_steps
 from torch.optim import SGD
 
+EPOCH = {"steps": 10, "plan_s": 0.001, "seconds": {"padded": 40.0, "packed": 20.0, "balanced": 16.0}}
 SECONDS = st.floats(0.1, 10.0)
 
 
@@ -60,7 +61,7 @@ def test_columns_are_steps_by_ranks_without_the_warm_up():
 
 
 def test_the_table_has_what_was_put_in():
-    found = results(run_of(), first_step=0, ranks=2, planning_share=0.001)
+    found = results(run_of(), first_step=0, ranks=2, epoch=EPOCH)
     padded, packed, balanced = found["policies"]
     assert padded["padding"] == pytest.approx(0.75)
     assert packed["padding"] == 0.0
@@ -74,12 +75,13 @@ def test_the_table_has_what_was_put_in():
     assert ratios["balanced", "padded", "wall_s"]["ratio"] == pytest.approx(4.2 / 1.7)
     assert [row[0] for row in policy_rows(found)] == ["padded", "packed", "evenload"]
     assert "| evenload | 12 |" in markdown(found)
+    assert "evenload over padded 2.50, over packed 1.25 times as fast" in markdown(found)
     assert "| evenload over packed | 1.29 [1.29, 1.29] | 1.33 [1.33, 1.33] |" in markdown(found)
 
 
 def test_the_terminal_shows_every_number_in_80_columns():
     console = Console(width=80, record=True)
-    print_results(results(run_of(), first_step=0, ranks=2, planning_share=0.001), console)
+    print_results(results(run_of(), first_step=0, ranks=2, epoch=EPOCH), console)
     tables = console.export_text().split("padded: torch")[0]
     assert "…" not in tables
     assert "1.29 [1.29, 1.29]" in tables
@@ -117,7 +119,7 @@ def test_spans_of_the_picture_cover_the_step_and_show_the_share_of_padding():
 
 def test_pictures_are_drawn_from_the_file(tmp_path):
     path = tmp_path / "results.json"
-    path.write_text(json.dumps(results(run_of(), first_step=1, ranks=2, planning_share=0.001)))
+    path.write_text(json.dumps(results(run_of(), first_step=1, ranks=2, epoch=EPOCH)))
     assert typical_steps(json.loads(path.read_text())) == 1
     for picture in draw(path):
         assert picture.read_bytes().startswith(b"\x89PNG")
