@@ -1,5 +1,5 @@
-"""The `evenload` command."""
+"""The ``evenload`` command. A subcommand imports what it needs when it runs: ``--help`` is quick."""
 
+from loaders.cli.app import main
 
-def main() -> None:
-    """Run the command."""
+__all__ = ["main"]

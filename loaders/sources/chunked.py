@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 from abc import abstractmethod
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +41,8 @@ class Layout:
     """[C] Number of the chunk's file."""
     part: NDArray[np.int64]
     """[C] Number of the chunk within its file."""
+    size_bytes: NDArray[np.int64]
+    """[C] About what decoding it takes in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class ChunkedSource(Source):
         """File and row within it."""
         layout = self.layout
         chunk_id = int(np.searchsorted(layout.first_row, row, side="right")) - 1
-        return self._origin(chunk_id, int(row - layout.first_row[chunk_id]))
+        return self.chunk_origin(chunk_id, int(row - layout.first_row[chunk_id]))
 
     def fingerprint(self) -> str:
         """Digest of both ends of every file, their sizes, and how rows become tokens."""
@@ -221,44 +223,17 @@ class ChunkedSource(Source):
         file, part = int(self.layout.file[chunk_id]), int(self.layout.part[chunk_id])
         try:
             table, bad = self.read_table(file, part, None)
-            while True:
-                if bad and self.on_bad == "error":
-                    row, reason = min(bad.items())
-                    raise ValueError(f"{self._origin(chunk_id, row)}: {reason}")
-                try:
-                    chunk = self._checked(self.encode(self.without(table, bad)))
-                    return dataclasses.replace(chunk, rejects=bad)
-                except RowErrors as error:
-                    bad = {**error.reasons, **bad}
+            return decode_table(
+                table,
+                bad,
+                self.encode,
+                limit=self.max_token_id,
+                strict=self.on_bad == "error",
+                origin=lambda row: self.chunk_origin(chunk_id, row),
+                without=self.without,
+            )
         except ColumnError as error:
             raise ValueError(f"{self.place(file)}: {error}") from None
-
-    def _checked(self, chunk: FlatChunk) -> FlatChunk:
-        """The chunk with tokens as int32; ids out of range are refused here, before any planning.
-
-        A mapped chunk is left alone unless bad rows are to be skipped: reading checks it again anyway.
-        """
-        tokens = chunk.tokens
-        if not tokens.is_span or self.on_bad == "skip":
-            wrong = np.zeros(tokens.starts.size, bool)
-            limit = self.max_token_id
-            if _kernels.out_of_range(tokens.values, tokens.starts, tokens.lengths, limit, wrong):
-                raise RowErrors(
-                    {int(row): self._range_reason(chunk, int(row)) for row in np.flatnonzero(wrong)}
-                )
-        if tokens.is_span or tokens.values.dtype == np.int32:
-            return chunk
-        small = dataclasses.replace(tokens, values=tokens.values.astype(np.int32))
-        return dataclasses.replace(chunk, tokens=small)
-
-    def _range_reason(self, chunk: FlatChunk, row: int) -> str:
-        start, length = chunk.tokens.starts[row], chunk.tokens.lengths[row]
-        ids = chunk.tokens.values[start : start + length]
-        wrong = int(ids[(ids < 0) | (ids >= self.max_token_id)][0])
-        return (
-            f"token ids must be 0..{self.max_token_id - 1}, there is {wrong}. "
-            "Check that column and tokenizer belong together."
-        )
 
     def _gather(
         self,
@@ -273,9 +248,12 @@ class ChunkedSource(Source):
         bad = _kernels.gather(tokens.values, tokens.starts, tokens.lengths, out, out_starts, limit)
         if bad >= 0:
             row = int(local[bad])
-            raise ValueError(f"{self._origin(chunk_id, row)}: {self._range_reason(chunk, row)}")
+            raise ValueError(
+                f"{self.chunk_origin(chunk_id, row)}: {_range_reason(chunk, row, self.max_token_id)}"
+            )
 
-    def _origin(self, chunk_id: int, row: int) -> str:
+    def chunk_origin(self, chunk_id: int, row: int) -> str:
+        """Where a row of a chunk comes from."""
         layout = self.layout
         file = int(layout.file[chunk_id])
         first_of_file = int(layout.first_row[int(np.searchsorted(layout.file, file))])
@@ -296,7 +274,7 @@ class ChunkedSource(Source):
                 loss_tokens[rows] = chunk.num_loss_tokens()
             num_null += chunk.tokens.num_null - len(chunk.rejects)
             bad_rows = sorted(chunk.rejects.items())
-            rejects.extend(Reject(self._origin(chunk_id, row), reason) for row, reason in bad_rows)
+            rejects.extend(Reject(self.chunk_origin(chunk_id, row), reason) for row, reason in bad_rows)
         if rejects:
             logger.warning("%s: %d rows skipped, the first: %s", self.name, len(rejects), rejects[0])
         return Scan(lengths=lengths, loss_tokens=loss_tokens, num_null=num_null, rejects=tuple(rejects))
@@ -320,7 +298,7 @@ class ChunkedSource(Source):
             if found.size and found.min() < 0:
                 row = int(np.argmin(found))
                 raise ValueError(
-                    f"{self._origin(chunk_id, row)}: a length must be 0 or more, it is {found[row]}"
+                    f"{self.chunk_origin(chunk_id, row)}: a length must be 0 or more, it is {found[row]}"
                 )
             lengths[first : first + found.size] = found
         return Scan(lengths=lengths, loss_tokens=None, num_null=num_null, rejects=())
@@ -331,6 +309,57 @@ class ChunkedSource(Source):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {len(self.files)} files)"
+
+
+def decode_table(
+    table: pa.Table,
+    bad: Mapping[int, str],
+    encode: Callable[[pa.Table], FlatChunk],
+    *,
+    limit: int,
+    strict: bool,
+    origin: Callable[[int], str],
+    without: Callable[[pa.Table, Mapping[int, str]], pa.Table] = lambda table, bad: without_rows(table, bad),
+) -> FlatChunk:
+    """Rows of a table as tokens, all of them in 0..limit-1.
+
+    Rows that cannot be used, ``bad`` and those found on the way, are told by ``rejects`` and have length 0;
+    or raise ValueError under ``strict``.
+    """
+    while True:
+        if bad and strict:
+            row, reason = min(bad.items())
+            raise ValueError(f"{origin(row)}: {reason}")
+        try:
+            chunk = _checked(encode(without(table, bad) if bad else table), limit, mapped_too=not strict)
+            return dataclasses.replace(chunk, rejects=bad)
+        except RowErrors as error:
+            bad = {**error.reasons, **bad}
+
+
+def _checked(chunk: FlatChunk, limit: int, *, mapped_too: bool) -> FlatChunk:
+    """The chunk with tokens as int32; ids out of range are refused here, before any planning.
+
+    A mapped chunk is left as it is, and only looked through when asked: reading checks it again anyway.
+    """
+    tokens = chunk.tokens
+    if mapped_too or not tokens.is_span:
+        wrong = np.zeros(tokens.starts.size, bool)
+        if _kernels.out_of_range(tokens.values, tokens.starts, tokens.lengths, limit, wrong):
+            reasons = {int(row): _range_reason(chunk, int(row), limit) for row in np.flatnonzero(wrong)}
+            raise RowErrors(reasons)
+    if tokens.is_span or tokens.values.dtype == np.int32:
+        return chunk
+    small = dataclasses.replace(tokens, values=tokens.values.astype(np.int32))
+    return dataclasses.replace(chunk, tokens=small)
+
+
+def _range_reason(chunk: FlatChunk, row: int, limit: int) -> str:
+    start, length = chunk.tokens.starts[row], chunk.tokens.lengths[row]
+    ids = chunk.tokens.values[start : start + length]
+    wrong = int(ids[(ids < 0) | (ids >= limit)][0])
+    advice = "Check that column and tokenizer belong together."
+    return f"token ids must be 0..{limit - 1}, there is {wrong}. {advice}"
 
 
 def without_rows(table: pa.Table, rows: Collection[int]) -> pa.Table:

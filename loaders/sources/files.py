@@ -24,6 +24,11 @@ class DataFile:
         """Whether it can be memory-mapped."""
         return "://" not in self.path
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its bytes must be unpacked from the start, so that no part can be read alone."""
+        return self.path.split("?", 1)[0].lower().endswith(COMPRESSIONS)
+
     def open(self) -> BinaryIO:
         """A seekable binary file, closed by the caller."""
         if self.is_local:
@@ -31,6 +36,24 @@ class DataFile:
         import fsspec
 
         return cast(BinaryIO, fsspec.open(self.path, "rb").open())
+
+    def open_unpacked(self) -> BinaryIO:
+        """Its content from the start, unpacked by its suffix; only forward, closed by the caller."""
+        if not self.is_compressed:
+            return self.open()
+        if self.path.lower().endswith(".gz"):
+            import gzip
+
+            return cast(BinaryIO, gzip.GzipFile(fileobj=self.open()))
+        try:
+            import zstandard
+        except ImportError:
+            raise ImportError(
+                f"{self.path}: reading .zst needs zstandard (pip install evenload[tokenize])"
+            ) from None
+        return cast(
+            BinaryIO, zstandard.ZstdDecompressor().stream_reader(self.open(), read_across_frames=True)
+        )
 
     def digest(self) -> str:
         """Size and content of both ends: the same wherever the file lies, cheap whatever its size.

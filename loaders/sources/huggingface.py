@@ -39,6 +39,7 @@ class HuggingFaceSource(ChunkedSource):
             first_row=np.array([0, len(self.dataset)], np.int64),
             file=np.zeros(1, np.int32),
             part=np.zeros(1, np.int64),
+            size_bytes=np.array([self.dataset.data.nbytes], np.int64),
         )
 
     def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:

@@ -51,6 +51,7 @@ class JsonLinesSource(ChunkedSource):
             first_row=np.concatenate(([0], np.cumsum(rows, dtype=np.int64))).astype(np.int64),
             file=np.array(file_ids, np.int32),
             part=np.array([part for blocks in self._blocks for part in range(len(blocks))], np.int64),
+            size_bytes=np.array([block.size_bytes for blocks in self._blocks for block in blocks], np.int64),
         )
 
     def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:

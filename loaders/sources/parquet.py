@@ -25,17 +25,19 @@ class ParquetSource(ChunkedSource):
 
     def find_layout(self) -> Layout:
         """Row groups, from the footers alone."""
-        rows, file_ids, parts = [], [], []
+        rows, file_ids, parts, sizes = [], [], [], []
         for file_id, file in enumerate(self.files):
             metadata = open_parquet(file).metadata
             for part in range(metadata.num_row_groups):
                 rows.append(metadata.row_group(part).num_rows)
                 file_ids.append(file_id)
                 parts.append(part)
+                sizes.append(metadata.row_group(part).total_byte_size)
         return Layout(
             first_row=np.concatenate(([0], np.cumsum(rows, dtype=np.int64))).astype(np.int64),
             file=np.array(file_ids, np.int32),
             part=np.array(parts, np.int64),
+            size_bytes=np.array(sizes, np.int64),
         )
 
     def check(self) -> None:

@@ -1,0 +1,35 @@
+"""The commands by name."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from loaders.cli import calibrate, pack, plan, version
+from loaders.cli.errors import EXPECTED, report
+
+app = typer.Typer(
+    name="evenload",
+    help="Pack and balance variable-length training data.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("pack")(pack.pack_command)
+app.command("version")(version.version_command)
+app.command("plan")(plan.plan)
+app.command("calibrate")(calibrate.calibrate)
+
+
+def main() -> None:
+    """Run the command; what a user can mend is told in a sentence, without a trace."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.stderr.write("\nInterrupted. What is finished is kept; --resume goes on with it.\n")
+        sys.exit(130)
+    except EXPECTED as error:
+        report(error)
+        sys.exit(1)

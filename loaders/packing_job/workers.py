@@ -1,0 +1,82 @@
+"""Tasks on several processes, results as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+QUEUED_PER_WORKER = 2
+_SHARED: tuple[Any, ...] = ()
+
+
+def available_cpus() -> int:
+    """Processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_tasks(
+    function: Callable[..., int], tasks: Sequence[Any], shared: tuple[Any, ...], workers: int
+) -> Iterator[int]:
+    """``function(task, *shared)`` for every task, on at most ``workers`` processes; yields what each returns.
+
+    Tasks begin in the order given and may end in any. With one worker nothing is started. A worker that is
+    killed ends the run with RuntimeError; workers end when this process does, however it dies.
+    """
+    workers = min(workers, len(tasks))
+    if workers <= 1:
+        for task in tasks:
+            yield function(task, *shared)
+        return
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    executor = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin, initargs=(os.getpid(), shared)
+    )
+    waiting: set[Future[int]] = set()
+    left = iter(tasks)
+    try:
+        while True:
+            while len(waiting) < workers * QUEUED_PER_WORKER and (task := next(left, None)) is not None:
+                waiting.add(executor.submit(_call, function, task))
+            if not waiting:
+                return
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "a worker process was killed, most often because memory ran out. What is finished is kept: "
+            "run again with --resume, and with fewer --workers or a smaller --window-tokens."
+        ) from None
+    finally:
+        processes = list((executor._processes or {}).values())
+        executor.shutdown(wait=not waiting, cancel_futures=True)
+        for process in processes if waiting else []:
+            with contextlib.suppress(OSError):
+                process.terminate()
+
+
+def _begin(parent: int, shared: tuple[Any, ...]) -> None:
+    global _SHARED
+    _SHARED = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a worker
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            set_on_parent_death = 1  # PR_SET_PDEATHSIG
+            ctypes.CDLL(None).prctl(set_on_parent_death, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before this worker could ask to be told
+        os._exit(1)
+
+
+def _call(function: Callable[..., int], task: Any) -> int:
+    return function(task, *_SHARED)
