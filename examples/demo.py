@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("demo"), help="folder for corpus, results and pictures"
     )
-    parser.add_argument("--seconds", type=float, default=115.0, help="time for the training steps")
+    parser.add_argument("--seconds", type=float, default=125.0, help="time for the training steps")
     arguments = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
     start = time.monotonic()

@@ -12,6 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from table import NAMES
 
 TITLES = {
     "padded": "before: padded to the longest sample",
@@ -140,7 +141,9 @@ def draw_losses(results: dict[str, Any], path: Path) -> None:
     for row in results["policies"]:
         colour, style, width = styles.get(row["policy"], ("black", "-", 1.5))
         steps = range(results["first_step"], results["first_step"] + len(row["loss"]))
-        axes.plot(steps, row["loss"], color=colour, linestyle=style, linewidth=width, label=row["policy"])
+        axes.plot(
+            steps, row["loss"], color=colour, linestyle=style, linewidth=width, label=NAMES[row["policy"]]
+        )
     axes.set_xlabel("step")
     axes.set_ylabel("loss per token")
     axes.spines[["top", "right"]].set_visible(False)

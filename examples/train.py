@@ -269,7 +269,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("demo/results.json"))
     parser.add_argument(
-        "--seconds", type=float, default=110.0, help="time for the steps; as many as fit are run"
+        "--seconds", type=float, default=125.0, help="time for the steps; as many as fit are run"
     )
     parser.add_argument("--steps", type=int, default=1000, help="run at most so many")
     parser.add_argument("--batch-size", type=int, default=8, help="samples for each rank in a step")
