@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/train.py --data demo --out demo/results.json
 
-The three loops below are what a user writes. Ways take turns at every step, so that each pair of
+The two loops below are what a user writes. Ways take turns at every step, so that each pair of
 measurements is of the same samples within seconds: a machine's speed drifts by more than what is compared.
 """
 
@@ -48,10 +48,9 @@ Loss = tuple[float, int]
 def train_padded(model: nn.Module, optimizer: Optimizer, loader: Any) -> Iterator[Loss]:
     """Torch's loader: one padded batch a step."""
     for batch in loader:
-        losses = token_losses(model, batch)
         num_labels = int((batch["shift_labels"] != -100).sum())
-        loss_sum = losses.sum()
-        (loss_sum / num_labels).backward()
+        loss_sum = token_losses(model, batch).sum()
+        (loss_sum / max(num_labels, 1)).backward()
         optimizer.step()
         optimizer.zero_grad()
         yield float(loss_sum.detach()), num_labels
@@ -102,9 +101,19 @@ def packed_loader(settings: Settings, policy: str) -> DataLoader:
 
 
 def padded_loader(settings: Settings, rank: int, ranks: int) -> torch.utils.data.DataLoader[Any]:
-    """Torch's loader on the same samples: the order is evenload's, dealt as a distributed sampler deals."""
+    """Torch's loader on the same samples: the order is evenload's, dealt as a distributed sampler deals.
+
+    Raises:
+        ValueError: a row is longer than ``max_tokens``, which this way would not split.
+    """
     dataset = TokenRows(settings.files)
-    order = list(packed_loader(settings, "equal_samples").sampler)
+    loader = packed_loader(settings, "equal_samples")
+    if loader.metrics()["split"]:
+        raise ValueError(
+            f"rows must have at most {settings.max_tokens} tokens, {loader.metrics()['split']} have more: torch's "
+            f"loader would pad to them. Run examples/corpus.py with --cut {settings.max_tokens}."
+        )
+    order = list(loader.sampler)
     return torch.utils.data.DataLoader(
         dataset,
         batch_size=settings.batch_size,
