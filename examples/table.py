@@ -1,6 +1,6 @@
 """The results of a run as tables: on the terminal, or as Markdown for the README.
 
-python examples/table.py demo/results.json
+python examples/table.py demo/results.json [--into README.md]
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ POLICY_HEADER = (
     "imbalance (plan)",
 )
 LOSSES_SHOWN = 6
+MARKERS = ("<!-- demo table -->", "<!-- end of demo table -->")
 
 
 def policy_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -121,6 +122,15 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def replace_between(text: str, tables: str) -> str:
+    """``text`` with ``tables`` between its markers. Raises ValueError where they are missing."""
+    before, opening, rest = text.partition(MARKERS[0])
+    _, closing, after = rest.partition(MARKERS[1])
+    if not opening or not closing:
+        raise ValueError(f"the text must have the lines {MARKERS[0]} and {MARKERS[1]}, one after the other")
+    return f"{before}{opening}\n\n{tables}\n\n{closing}{after}"
+
+
 def print_results(results: dict[str, Any], console: Console | None = None) -> None:
     """The same on a terminal, with the loss curves."""
     console = console or Console(highlight=False, soft_wrap=True)
@@ -144,4 +154,10 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path, nargs="?", default=Path("demo/results.json"))
-    print(markdown(json.loads(parser.parse_args().results.read_text())))
+    parser.add_argument("--into", type=Path, help="replace the table between this file's markers")
+    arguments = parser.parse_args()
+    tables = markdown(json.loads(arguments.results.read_text()))
+    if arguments.into is None:
+        print(tables)
+    else:
+        arguments.into.write_text(replace_between(arguments.into.read_text(), tables))

@@ -110,8 +110,8 @@ def padded_loader(settings: Settings, rank: int, ranks: int) -> torch.utils.data
     loader = packed_loader(settings, "equal_samples")
     if loader.metrics()["split"]:
         raise ValueError(
-            f"rows must have at most {settings.max_tokens} tokens, {loader.metrics()['split']} have more: torch's "
-            f"loader would pad to them. Run examples/corpus.py with --cut {settings.max_tokens}."
+            f"rows may have {settings.max_tokens} tokens, {loader.metrics()['split']} have more. torch's "
+            f"loader would pad to them: run examples/corpus.py with --cut {settings.max_tokens}."
         )
     order = list(loader.sampler)
     return torch.utils.data.DataLoader(

@@ -10,7 +10,7 @@ from compare import by_policy, imbalance, paired_ratio, results
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from table import markdown, policy_rows, print_results
+from table import markdown, policy_rows, print_results, replace_between
 from timeline import draw, shares_of, typical_steps
 from torch.optim import SGD
 
@@ -77,6 +77,14 @@ def test_the_table_has_what_was_put_in():
     assert "| evenload | 12 |" in markdown(found)
     assert "evenload over padded 2.50, over packed 1.25 times as fast" in markdown(found)
     assert "| evenload over packed | 1.29 [1.29, 1.29] | 1.33 [1.33, 1.33] |" in markdown(found)
+
+
+def test_the_table_replaces_only_what_lies_between_the_markers():
+    once = replace_between("a\n<!-- demo table -->\nold\n<!-- end of demo table -->\nb\n", "new")
+    assert once == "a\n<!-- demo table -->\n\nnew\n\n<!-- end of demo table -->\nb\n"
+    assert replace_between(once, "new") == once
+    with pytest.raises(ValueError, match="demo table"):
+        replace_between("no markers", "new")
 
 
 def test_the_terminal_shows_every_number_in_80_columns():
