@@ -30,6 +30,10 @@ class Dealt(Protocol):
     def num_packs(self) -> int:
         """P."""
 
+    @property
+    def proven(self) -> int:
+        """Packs that the strategy proved to be needed; 0 where it proved nothing."""
+
     def ids(self, start: int, stop: int, threads: int) -> PackIds:
         """Packs of the items ``start .. stop - 1``, -1 where an item is in none."""
 
@@ -71,6 +75,7 @@ class DealtByRuns:
     """[V] place from which items of each length are dealt; None for the first."""
     renumber: NDArray[np.uint64] | None = None
     """Words of the bijection that pack ids go through; None for none."""
+    proven: int = 0
 
     @property
     def num_packs(self) -> int:
@@ -195,6 +200,7 @@ class DealtByIds:
     """[I] lengths in the strategy's unit."""
     kinds: NDArray[np.int64] | None
     """[I] items of one kind may change places between epochs; None where the order must be kept."""
+    proven: int = 0
 
     def ids(self, start: int, stop: int, threads: int) -> PackIds:
         return self.pack_ids[start:stop]

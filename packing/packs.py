@@ -123,7 +123,7 @@ class Packs:
     @cached_property
     def lower_bound(self) -> int:
         """A number of packs that no algorithm can go below."""
-        return self._bound()
+        return max(self._bound(), self._dealt.proven)
 
     def assignment(self, start: int = 0, stop: int | None = None, *, threads: int = 1) -> PackIds:
         """[S] pack of each sample, -1 where it was dropped or empty; the first piece's pack if it was split.

@@ -12,6 +12,7 @@ from packing._kernels.deal import (
 from packing._kernels.first_fit import first_fit
 from packing._kernels.histogram import count_rows, histogram, number_lengths
 from packing._kernels.next_fit import next_fit
+from packing._kernels.patterns import fractional_packs
 
 __all__ = [
     "best_fit",
@@ -19,6 +20,7 @@ __all__ = [
     "deal_grouped",
     "deal_ids",
     "first_fit",
+    "fractional_packs",
     "group_ids",
     "histogram",
     "number_lengths",
