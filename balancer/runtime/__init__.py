@@ -2,18 +2,25 @@
 
 from .agreement import check_same_plan
 from .attention import attention
+from .clipping import clip_grad_norm
+from .exchange import exchange, keep_in_graph
 from .groups import ContextGroups
 from .loss import auxiliary_weight, scale_loss
 from .protocol import RunnableBatch
 from .sync import no_sync
+from .watch import Watch
 from .world import world
 
 __all__ = [
     "ContextGroups",
     "RunnableBatch",
+    "Watch",
     "attention",
     "auxiliary_weight",
     "check_same_plan",
+    "clip_grad_norm",
+    "exchange",
+    "keep_in_graph",
     "no_sync",
     "scale_loss",
     "world",
