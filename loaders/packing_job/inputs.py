@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from loaders.packing_job.settings import PackSettings
+from loaders.sources.arrow import ArrowSource
 from loaders.sources.chunked import ChunkedSource
 from loaders.sources.encode import Encoder, TokenColumns
 from loaders.sources.files import DataFile, find_files, suffix_of
 from loaders.sources.flat import MAX_TOKEN_ID
 from loaders.sources.open import open_files
+from loaders.sources.packed import open_packed, read_packed_manifest
 
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TASK_BYTES = 64 << 20
@@ -62,13 +64,23 @@ def open_inputs(settings: PackSettings) -> list[Input]:
     limit = MAX_TOKEN_ID if settings.vocab_size is None else settings.vocab_size
     inputs = []
     for name in settings.inputs:
+        on_bad = "error" if settings.strict else "skip"
+        manifest = read_packed_manifest(name)
+        if manifest is not None:
+            packed = open_packed(name, manifest, name, on_bad=on_bad, max_token_id=limit)
+            if not isinstance(packed, ChunkedSource):
+                raise ValueError(
+                    f"{name} is a plan, which holds no tokens: pack the inputs that it was made for"
+                )
+            inputs.append(Input(name, tuple(packed.files), packed, packed.encoder, limit))
+            continue
         files = find_files(name)
         source = None
         if suffix_of(files[0].path) not in LINE_SUFFIXES:
-            opened = open_files(
-                files, encoder, name, max_token_id=limit, on_bad="error" if settings.strict else "skip"
-            )
+            opened = open_files(files, encoder, name, max_token_id=limit, on_bad=on_bad)
             assert isinstance(opened, ChunkedSource)
+            if isinstance(opened, ArrowSource):
+                opened.chunk_bytes = TASK_BYTES // 4
             source = opened
         inputs.append(Input(name, tuple(files), source, encoder, limit))
     return inputs

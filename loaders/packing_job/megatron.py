@@ -1,10 +1,4 @@
-"""Megatron-core's indexed data sets: ``.bin`` holds token ids, ``.idx`` where sequences and documents lie.
-
-The index, little-endian: the nine bytes of ``MAGIC``, version (u64, 1), code of the token type (u8), number
-of sequences (u64), number of document borders (u64); then the length of each sequence (i32), its first byte
-(i64), and the sequence that each document begins with, closed by the number of sequences (i64).
-(megatron-core, ``core/datasets/indexed_dataset.py``.)
-"""
+"""Megatron-core's indexed data sets as output; `loaders.sources.megatron` describes the index."""
 
 from __future__ import annotations
 
@@ -17,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-MAGIC = b"MMIDIDX\x00\x00"
-TOKEN_TYPES: dict[int, Any] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+from loaders.sources.megatron import HEADER, MAGIC
+
 INT32 = 4
+"""Code of the token type."""
 
 
 class MegatronShard:
@@ -79,7 +74,7 @@ def write_index(path: Path, lengths: NDArray[np.int32], samples: NDArray[np.int6
     pointers = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)[:-1])) * 4 if lengths.size else lengths
     documents = np.concatenate(([0], np.cumsum(samples, dtype=np.int64)))
     with open(path, "wb") as file:
-        file.write(MAGIC + struct.pack("<QBQQ", 1, INT32, lengths.size, documents.size))
+        file.write(MAGIC + HEADER.pack(1, INT32, lengths.size, documents.size))
         file.write(lengths.astype("<i4").tobytes())
         file.write(pointers.astype("<i8").tobytes())
         file.write(documents.astype("<i8").tobytes())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -55,3 +55,32 @@ class Source(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Changes when the data does; a saved loader state is checked against it."""
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """One row, as map-style torch data sets give it."""
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Several rows at once: what torch's loader asks for, a batch at a time."""
+        index = np.asarray(rows, np.int64)
+        size = len(self)
+        if index.size and not -size <= index.min() <= index.max() < size:
+            raise IndexError(f"{self.name} has {size} rows, asked for {index.min()}..{index.max()}")
+        return samples_of(self.read(index % size if size else index))
+
+
+def samples_of(rows: Rows) -> list[dict[str, Any]]:
+    """One dict a row: ``input_ids`` int64, ``labels`` where there are any, and the further columns."""
+    import torch  # only here, so that reading needs no torch
+
+    bounds = rows.offsets.tolist()
+    tokens = torch.from_numpy(np.asarray(rows.input_ids, dtype=np.int64))
+    labels = None if rows.labels is None else torch.from_numpy(np.asarray(rows.labels, dtype=np.int64))
+    samples: list[dict[str, Any]] = []
+    for i in range(len(bounds) - 1):
+        sample: dict[str, Any] = {name: values[i] for name, values in rows.columns.items()}
+        sample["input_ids"] = tokens[bounds[i] : bounds[i + 1]]
+        if labels is not None:
+            sample["labels"] = labels[bounds[i] : bounds[i + 1]]
+        samples.append(sample)
+    return samples

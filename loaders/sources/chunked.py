@@ -8,6 +8,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +82,9 @@ class Piece(NamedTuple):
 
 class ChunkedSource(Source):
     """Rows of one or more files, in chunks. Layout and lengths are found when first asked for."""
+
+    mapped = False
+    """Whether chunks are views of mapped files: nothing to keep, and nothing to copy."""
 
     def __init__(
         self,
@@ -229,11 +233,25 @@ class ChunkedSource(Source):
                 self.encode,
                 limit=self.max_token_id,
                 strict=self.on_bad == "error",
-                origin=lambda row: self.chunk_origin(chunk_id, row),
+                origin=partial(self.chunk_origin, chunk_id),
                 without=self.without,
+                mapped=self.mapped,
             )
         except ColumnError as error:
             raise ValueError(f"{self.place(file)}: {error}") from None
+
+    def checked(self, chunk: FlatChunk, chunk_id: int) -> FlatChunk:
+        """A chunk that no table was made for, its ids looked at."""
+        try:
+            return check_ids(chunk, self.max_token_id, mapped=self.mapped, strict=self.on_bad == "error")
+        except RowErrors as error:
+            bad = error.reasons
+        rows = list(bad)
+        lengths = chunk.tokens.lengths.copy()
+        lengths[rows] = 0
+        return dataclasses.replace(
+            chunk, tokens=dataclasses.replace(chunk.tokens, lengths=lengths), rejects=bad
+        )
 
     def _gather(
         self,
@@ -320,6 +338,7 @@ def decode_table(
     strict: bool,
     origin: Callable[[int], str],
     without: Callable[[pa.Table, Mapping[int, str]], pa.Table] = lambda table, bad: without_rows(table, bad),
+    mapped: bool = False,
 ) -> FlatChunk:
     """Rows of a table as tokens, all of them in 0..limit-1.
 
@@ -331,24 +350,28 @@ def decode_table(
             row, reason = min(bad.items())
             raise ValueError(f"{origin(row)}: {reason}")
         try:
-            chunk = _checked(encode(without(table, bad) if bad else table), limit, mapped_too=not strict)
+            chunk = check_ids(
+                encode(without(table, bad) if bad else table), limit, mapped=mapped, strict=strict
+            )
             return dataclasses.replace(chunk, rejects=bad)
         except RowErrors as error:
             bad = {**error.reasons, **bad}
 
 
-def _checked(chunk: FlatChunk, limit: int, *, mapped_too: bool) -> FlatChunk:
+def check_ids(chunk: FlatChunk, limit: int, *, mapped: bool, strict: bool) -> FlatChunk:
     """The chunk with tokens as int32; ids out of range are refused here, before any planning.
 
-    A mapped chunk is left as it is, and only looked through when asked: reading checks it again anyway.
+    A mapped chunk keeps its type, and under ``strict`` is not looked through: reading checks it anyway.
     """
     tokens = chunk.tokens
-    if mapped_too or not tokens.is_span:
+    if not (mapped and strict):
         wrong = np.zeros(tokens.starts.size, bool)
         if _kernels.out_of_range(tokens.values, tokens.starts, tokens.lengths, limit, wrong):
             reasons = {int(row): _range_reason(chunk, int(row), limit) for row in np.flatnonzero(wrong)}
             raise RowErrors(reasons)
-    if tokens.is_span or tokens.values.dtype == np.int32:
+    if mapped or tokens.is_span:
+        return dataclasses.replace(chunk, tokens=dataclasses.replace(tokens, is_span=True))
+    if tokens.values.dtype == np.int32:
         return chunk
     small = dataclasses.replace(tokens, values=tokens.values.astype(np.int32))
     return dataclasses.replace(chunk, tokens=small)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -93,6 +94,10 @@ def _expand(spec: str) -> list[DataFile]:
         return _expand_url(spec)
     if os.path.isfile(spec):
         return [DataFile(spec, os.path.getsize(spec))]
+    if os.path.isfile(os.path.join(spec, "state.json")):
+        return _saved_dataset(spec)
+    if os.path.isfile(os.path.join(spec, "dataset_dict.json")):
+        return _saved_dataset(_only_split(spec))
     if os.path.isdir(spec):
         inside = sorted(glob.glob(os.path.join(glob.escape(spec), "**", "*"), recursive=True))
         paths = [path for path in inside if os.path.isfile(path) and is_data_file(path)]
@@ -106,12 +111,31 @@ def _expand(spec: str) -> list[DataFile]:
     return [DataFile(path, os.path.getsize(path)) for path in paths]
 
 
+def _saved_dataset(folder: str) -> list[DataFile]:
+    """Files of a data set that `datasets` saved with ``save_to_disk``, in its order."""
+    with open(os.path.join(folder, "state.json")) as file:
+        names = [one["filename"] for one in json.load(file)["_data_files"]]
+    return [file for name in names for file in _expand(os.path.join(folder, name))]
+
+
+def _only_split(folder: str) -> str:
+    with open(os.path.join(folder, "dataset_dict.json")) as file:
+        splits = json.load(file)["splits"]
+    if len(splits) != 1:
+        raise ValueError(
+            f"{folder} holds several splits; name one: {', '.join(f'{folder}/{one}' for one in splits)}"
+        )
+    return os.path.join(folder, splits[0])
+
+
 def _expand_url(spec: str) -> list[DataFile]:
     import fsspec
 
     filesystem, path = fsspec.core.url_to_fs(spec)
+    if not glob.has_magic(path) and not suffix_of(path):
+        spec, path = spec.rstrip("/") + "/*", path.rstrip("/") + "/*"
     if glob.has_magic(path):
-        paths = sorted(str(found) for found in filesystem.glob(path))
+        paths = sorted(str(found) for found in filesystem.glob(path) if suffix_of(str(found)))
         urls = [found if "://" in found else filesystem.unstrip_protocol(found) for found in paths]
     else:
         urls = [spec]

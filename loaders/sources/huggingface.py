@@ -18,6 +18,8 @@ from loaders.sources.flat import MAX_TOKEN_ID, FlatChunk, RowErrors, check_colum
 class HuggingFaceSource(ChunkedSource):
     """Rows of a map-style ``datasets.Dataset``, in its own order: after `select`, `shuffle`, `filter`."""
 
+    mapped = True
+
     def __init__(
         self,
         dataset: Any,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +15,10 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 
 from loaders.sources.chunked import ChunkedSource, Layout, TableRead
+from loaders.sources.encode import LABEL_COLUMNS
 from loaders.sources.files import DataFile
 from loaders.sources.flat import check_columns
+from loaders.sources.mapping import map_file
 
 BLOCK_BYTES = 8 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -35,11 +39,13 @@ class JsonLinesSource(ChunkedSource):
     """Rows of .jsonl files: every line that is not blank is one object, one row."""
 
     block_bytes = BLOCK_BYTES
+    _copies: dict[int, pa.Buffer]
 
     def find_layout(self) -> Layout:
         """Blocks of whole lines and their rows, from a pass over the bytes that parses nothing."""
         rows, file_ids = [], []
         self._blocks: list[list[Block]] = []
+        self._copies = {}
         for file_id, file in enumerate(self.files):
             blocks = []
             for block, content in split_lines(file, self.block_bytes):
@@ -79,30 +85,59 @@ class JsonLinesSource(ChunkedSource):
         layout_is_there = self.layout
         assert layout_is_there is not None
         block = self._blocks[file][part]
+        if self.files[file].is_compressed:
+            return self._unpacked(file, part)
         with self.files[file].open() as opened:
             opened.seek(block.offset)
             return opened.read(block.size_bytes)
+
+    def _unpacked(self, file: int, part: int) -> bytes:
+        """A block of a compressed file, from an unpacked copy: compressed bytes have no random access."""
+        if file not in self._copies:
+            self._copies[file] = unpacked_copy(self.files[file])
+        block = self._blocks[file][part]
+        content: bytes = self._copies[file].slice(block.offset, block.size_bytes).to_pybytes()
+        return content
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without unpacked copies, which every process makes for itself."""
+        return {**super().__getstate__(), "_copies": {}}
 
     def _names(self, file: int) -> list[str]:
         """Keys of the file's first objects, in the order met."""
         return key_names(self._content(file, 0)) if self._blocks[file] else []
 
 
+def unpacked_copy(file: DataFile) -> pa.Buffer:
+    """The content of a compressed file, mapped from a temporary file that goes when nobody needs it."""
+    with tempfile.NamedTemporaryFile(prefix="evenload-") as copy:
+        with file.open_unpacked() as opened:
+            shutil.copyfileobj(opened, copy, 1 << 20)
+        copy.flush()
+        return map_file(copy.name)
+
+
 def split_lines(file: DataFile, block_bytes: int) -> Iterator[tuple[Block, bytes]]:
     """Blocks of about ``block_bytes``, cut behind line ends; a longer line makes a longer block."""
     offset, line, rest = 0, 1, b""
-    with file.open() as opened:
-        if opened.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
-            offset = len(BYTE_ORDER_MARK)
-        opened.seek(offset)
+    with file.open_unpacked() as opened:
         while True:
-            piece = opened.read(block_bytes)
+            try:
+                piece = opened.read(block_bytes)
+            except Exception as error:  # each library that unpacks has errors of its own
+                raise ValueError(
+                    f"{file.path}: cannot be unpacked behind byte {offset + len(rest)} of its content "
+                    f"({error}). A copy that was cut short looks like this. Write it again, or leave it out."
+                ) from None
             end = piece.rfind(b"\n") + 1 if piece else 0
             if piece and not end:
                 rest += piece
                 continue
             content = rest + piece[:end] if piece else rest
             rest = piece[end:]
+            if not offset and content.startswith(BYTE_ORDER_MARK):
+                offset = len(BYTE_ORDER_MARK)
+                content = content[offset:]
             if content:
                 yield Block(offset, len(content), line), content
                 offset += len(content)
@@ -209,9 +244,10 @@ def find_line(content: bytes, row: int) -> tuple[int, int]:
 
 
 def key_names(content: bytes, rows: int = 100) -> list[str]:
-    """Keys of the first objects, in the order met."""
-    names: dict[str, None] = {}
+    """Keys of the first objects, in the order met; without label columns that hold no lists (a class)."""
+    values: dict[str, Any] = {}
     for line in content.split(b"\n", rows)[:rows]:
         if line.strip():
-            names.update(dict.fromkeys(parse_line(line)[0]))
-    return list(names)
+            for name, value in parse_line(line)[0].items():
+                values[name] = value if values.get(name) is None else values[name]
+    return [name for name, value in values.items() if name not in LABEL_COLUMNS or isinstance(value, list)]

@@ -8,8 +8,9 @@ from typing import Any
 
 from loaders.sources.base import Source
 from loaders.sources.encode import Encoder, TokenColumns
-from loaders.sources.files import COMPRESSIONS, DataFile, find_files, suffix_of
+from loaders.sources.files import DataFile, find_files, suffix_of
 from loaders.sources.flat import MAX_TOKEN_ID
+from loaders.sources.packed import open_packed, read_packed_manifest
 from loaders.sources.torch_dataset import DatasetSource, Length
 
 
@@ -52,6 +53,9 @@ def open_source(
     if _is_paths(spec):
         if not (length is None or isinstance(length, str)):
             raise TypeError(f"files take length= as the name of a column, not {type(length).__name__}")
+        manifest = read_packed_manifest(spec)
+        if manifest is not None:
+            return open_packed(os.fspath(spec), manifest, name or _name_of(spec), on_bad=on_bad)
         files = find_files(spec)
         return open_files(files, encoder, name or _name_of(spec), length, limit, on_bad)
     if _is_plain_hugging_face(spec) and (length is None or isinstance(length, str)):
@@ -110,12 +114,17 @@ def open_files(
     if suffix in (".jsonl", ".ndjson", ".json"):
         from loaders.sources.jsonl import JsonLinesSource
 
-        compressed = [file.path for file in files if file.path.lower().endswith(COMPRESSIONS)]
-        if compressed:
-            raise ValueError(f"{compressed[0]}: compressed lines cannot be read by number; unpack them first")
         return JsonLinesSource(files, **options)
+    if suffix in (".arrow", ".feather"):
+        from loaders.sources.arrow import ArrowSource
+
+        return ArrowSource(files, **options)
+    if suffix in (".idx", ".bin"):
+        from loaders.sources.megatron import MegatronSource
+
+        return MegatronSource(files, **options)
     raise ValueError(
-        f"{name}: unknown format {suffix or '(no suffix)'!r}; known: .parquet, .jsonl, .ndjson, .json"
+        f"{name}: unknown format {suffix or '(none)'!r}; known: .parquet, .arrow, .jsonl (.gz, .zst), .idx"
     )
 
 
