@@ -92,16 +92,17 @@ def notes(results: dict[str, Any]) -> list[str]:
     """What else belongs under the tables."""
     efficiency = ", ".join(f"{NAMES[row['policy']]} {row['efficiency']:.2f}" for row in results["policies"])
     steps = results["policies"][0]["steps"]
-    epoch, policies = results["epoch"], {row["policy"]: row for row in results["policies"]}
+    epoch = results["epoch"]
     whole = {policy: seconds / epoch["seconds"]["balanced"] for policy, seconds in epoch["seconds"].items()}
-    planning = epoch["plan_s"] / policies["balanced"]["step_s"]
+    balanced = results["policies"][-1]
+    planning = epoch["plan_s"] / (balanced["critical_s"] / balanced["steps"])
     return [
         *(f"{NAMES[row['policy']]}: {MEANINGS[row['policy']]}" for row in results["policies"]),
         f"{steps} paired steps on {results['ranks']} ranks; in brackets 95 % intervals, bootstrap over steps",
         f"efficiency (mean / slowest rank, CPU time): {efficiency}",
         f"predicted for all {epoch['steps']} steps of the epoch: evenload over padded {whole['padded']:.2f}, "
         f"over packed {whole['packed']:.2f} times as fast",
-        f"planning a step takes {epoch['plan_s'] * 1e3:.2f} ms, {planning:.2%} of the step",
+        f"planning a step takes {epoch['plan_s'] * 1e3:.2f} ms, {planning:.2%} of it (CPU time)",
     ]
 
 
