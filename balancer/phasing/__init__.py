@@ -1,0 +1,1 @@
+"""How phases with costs of their own are divided; `balancer.phases` is the front."""
