@@ -115,3 +115,52 @@ def take_runs(
         shift = starts[i] - offsets[i]
         for t in range(offsets[i], offsets[i + 1]):
             out[t] = tokens[t + shift]
+
+
+@kernel
+def fill_block(
+    first: int,
+    starts: NDArray[np.float64],
+    cumulative: NDArray[np.float64],
+    rates: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    source: NDArray[np.int32],
+    ordinal: NDArray[np.int64],
+) -> None:
+    """Lay a block's samples out, the earliest deadline among the released first.
+
+    Position ``first + q`` gets the source whose next sample is due soonest. The k-th sample of a source is
+    released where its target passes k - 1 and due where it reaches k, which keeps its count within one of the
+    target. ``counts`` grows to ``ends``, whose sums differ by the block's size.
+    """
+    segment = 0
+    num_sources = counts.size
+    for q in range(source.size):
+        before, after = first + q, first + q + 1
+        while segment + 1 < starts.size and starts[segment + 1] <= before:
+            segment += 1
+        last = segment
+        while last + 1 < starts.size and starts[last + 1] <= after:
+            last += 1
+        chosen, due = -1, np.inf
+        fallback, behind = -1, -np.inf
+        for i in range(num_sources):
+            if counts[i] >= ends[i]:
+                continue
+            now = cumulative[segment, i] + (before - starts[segment]) * rates[segment, i]
+            reached = cumulative[last, i] + (after - starts[last]) * rates[last, i]
+            if reached > counts[i]:
+                rate = rates[last, i]
+                deadline = (counts[i] + 1 - now) / rate if rate > 0 else 1e18
+                if deadline < due:
+                    chosen, due = i, deadline
+            if reached - counts[i] > behind:
+                fallback, behind = i, reached - counts[i]
+        if chosen < 0:
+            chosen = fallback
+        if chosen < 0:  # behind the end of all sources
+            break
+        source[q] = chosen
+        ordinal[q] = counts[chosen]
+        counts[chosen] += 1

@@ -88,11 +88,14 @@ def checked_pads(pad_to: int | Sequence[int] | None, max_tokens: int) -> tuple[i
     return tuple(sorted({int(size) for size in sizes}))
 
 
-def chosen_seed(seed: int | None, generator: Any) -> int:
-    """The order's seed: as given, or that of a torch generator, or 0."""
+def chosen_seed(seed: int | None, generator: Any, dataset: Any) -> int:
+    """The order's seed: as given, or that of a torch generator, or the data set's, or 0."""
     if seed is not None:
         return int(seed)
-    return int(generator.initial_seed()) if generator is not None else 0
+    if generator is not None:
+        return int(generator.initial_seed())
+    own = getattr(dataset, "seed", 0)
+    return own if isinstance(own, int) else 0
 
 
 def sample_capacity(max_tokens: int, degrees: Sequence[int]) -> int:

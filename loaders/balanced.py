@@ -79,6 +79,13 @@ class ShareQueue(Sampler[Share]):
         return self.make()
 
 
+class ReadingLoader(torch.utils.data.DataLoader[Any]):
+    """Torch's loader over shares, beneath a balanced one: workers, pinning and prefetching are torch's."""
+
+    def check_worker_number_rationality(self) -> None:
+        """The loader above has warned already."""
+
+
 class Balanced:
     """State of a balanced loader: the cursor, the reading loader beneath and the counters.
 

@@ -40,6 +40,8 @@ class Catalog:
     """Rows kept, dropped, truncated, split and empty; truncated and split ones are among the kept."""
     cut_tokens: int
     """Tokens that are never given out: of dropped rows, and of the ends of truncated ones."""
+    mean_tokens: float
+    """Tokens that a usable row brings on average, after truncation."""
     given_loss_tokens: NDArray[np.int64] | None
     """[S] Labels of each row that count; ``None``: all but the first token, so no array is kept."""
 
@@ -55,13 +57,6 @@ class Catalog:
         if self.given_loss_tokens is None:
             return np.maximum(self.lengths[rows] - 1, 0)
         return self.given_loss_tokens[rows]
-
-    def mean_tokens(self) -> float:
-        """Tokens that a usable row brings on average, after truncation."""
-        kept = self.lengths if self.usable is None else self.lengths[self.usable]
-        if self.oversize == "truncate":
-            kept = np.minimum(kept, self.capacity)
-        return float(kept.mean()) if kept.size else 0.0
 
 
 def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
@@ -111,6 +106,7 @@ def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
         usable=usable,
         counts=counts,
         cut_tokens=cut,
+        mean_tokens=(int(lengths.sum()) - cut) / max(counts["kept"], 1),
         given_loss_tokens=None if plain else np.asarray(source.loss_tokens(), dtype=np.int64),
     )
 

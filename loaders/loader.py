@@ -21,7 +21,7 @@ from loaders.arguments import (
     refuse_without_effect,
     sample_capacity,
 )
-from loaders.balanced import Balanced, OrderSampler, Planning, ShareQueue, StepSampler
+from loaders.balanced import Balanced, OrderSampler, Planning, ReadingLoader, ShareQueue, StepSampler
 from loaders.catalog import OVERSIZE
 from loaders.metrics import Metrics
 from loaders.opening import open_order
@@ -164,8 +164,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.sync, self.policy, self.oversize, self.length = sync, policy, oversize, length
         self.global_batch_size, self.step_tokens = global_batch_size, step_tokens
         self.pad_to = checked_pads(pad_to, max_tokens)
-        self.seed = chosen_seed(seed, generator)
+        self.seed = chosen_seed(seed, generator, dataset)
         capacity = sample_capacity(max_tokens, self.cp_degrees)
+        samples = global_batch_size
+        if samples is None and step_tokens is None:
+            samples = int(batch_size or 1) * self.topology.ranks
         opened = open_order(
             dataset,
             length=length,
@@ -173,10 +176,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             oversize=oversize,
             shuffle=bool(shuffle),
             seed=self.seed,
+            samples_per_step=samples,
         )
-        samples = global_batch_size
-        if samples is None and step_tokens is None:
-            samples = int(batch_size or 1) * self.topology.ranks
         steps = Steps(
             order=opened.order,
             catalogs=opened.catalogs,
@@ -204,7 +205,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         reading_arguments = {**torch_arguments, "collate_fn": None, "in_order": True}
 
         def reading(queue: ShareQueue) -> torch.utils.data.DataLoader[Any]:
-            return torch.utils.data.DataLoader(reader, batch_size=None, sampler=queue, **reading_arguments)
+            return ReadingLoader(reader, batch_size=None, sampler=queue, **reading_arguments)
 
         planning = Planning(
             steps=steps,
@@ -220,6 +221,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             },
         )
         self._identity = opened.identity
+        self._names = opened.names
         self._balanced = Balanced(
             planning,
             rank=self.rank,
@@ -295,7 +297,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         balanced = self._required()
         catalogs = balanced.planning.steps.catalogs
-        report = balanced.metrics.report([catalog.source.name for catalog in catalogs])
+        report = balanced.metrics.report(self._names)
         for name in ("kept", "dropped", "truncated", "split", "empty"):
             report[name] = sum(catalog.counts[name] for catalog in catalogs)
         report["cut_tokens"] = sum(catalog.cut_tokens for catalog in catalogs)

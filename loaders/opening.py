@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaders.catalog import Catalog, open_catalog
-from loaders.order import SampleOrder, SourceOrder
+from loaders.mixture import Mixture
+from loaders.order import SampleOrder, SourceOrder, derive
 from loaders.sources.base import Source
 
 
@@ -17,31 +18,57 @@ class Opened:
 
     catalogs: Sequence[Catalog]
     order: SampleOrder
+    names: Sequence[str]
+    """Of the sources, for metrics and messages."""
     identity: dict[str, Any]
     """What a saved state must agree with, each entry with a value that a message can show."""
 
 
 def open_order(
-    dataset: Any, *, length: Any, capacity: int, oversize: str, shuffle: bool, seed: int
+    dataset: Any,
+    *,
+    length: Any,
+    capacity: int,
+    oversize: str,
+    shuffle: bool,
+    seed: int,
+    samples_per_step: int | None,
 ) -> Opened:
     """Look the data's lengths up and lay the order over what is usable.
 
     Raises:
         ValueError: nothing is left to give out, or a sample is too long under ``oversize="error"``.
     """
-    source = as_source(dataset, length)
-    catalog = open_catalog(source, capacity=capacity, oversize=oversize)
-    _check_something_left([catalog])
+    mixture = dataset if isinstance(dataset, Mixture) else None
+    if mixture is not None and length is not None:
+        raise ValueError("length has no effect on a Mixture: pass it to open_source for each source.")
+    leaves = [] if mixture is None else mixture.leaves()
+    sources = [as_source(dataset, length)] if mixture is None else [leaf.source for leaf in leaves]
+    catalogs = [open_catalog(source, capacity=capacity, oversize=oversize) for source in sources]
+    _check_something_left(catalogs)
     identity = {
-        "data": source.fingerprint(),
-        "usable rows": len(catalog),
+        "data": [source.fingerprint() for source in sources],
+        "usable rows": [len(catalog) for catalog in catalogs],
         "order": f"shuffled with seed {seed}" if shuffle else "row order",
     }
-    return Opened(
-        catalogs=[catalog],
-        order=SourceOrder(len(catalog), shuffle=shuffle, seed=seed),
-        identity=identity,
-    )
+    if mixture is None:
+        order: SampleOrder = SourceOrder(len(catalogs[0]), shuffle=shuffle, seed=seed)
+        names = [sources[0].name]
+    else:
+        order = mixture.order(catalogs, shuffle=shuffle, seed=seed, samples_per_step=samples_per_step)
+        names = [leaf.name for leaf in leaves]
+        identity["mixture"] = mixture.describe(samples_per_step)
+    return Opened(catalogs=catalogs, order=order, names=names, identity=_shortened(identity))
+
+
+def _shortened(identity: dict[str, Any]) -> dict[str, Any]:
+    """Many sources would make the state grow; above a few, lists are kept as their digest."""
+    return {
+        name: f"{len(value)} sources, {derive(str(value)):016x}"
+        if isinstance(value, list) and len(value) > 8
+        else value
+        for name, value in identity.items()
+    }
 
 
 def as_source(dataset: Any, length: Any = None) -> Source:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
@@ -15,7 +13,7 @@ from loaders import _kernels
 from loaders.batch import Place
 from loaders.collate import IGNORED, Packed
 from loaders.shares import Share
-from loaders.sources.base import Rows, Source
+from loaders.sources.base import Rows, Source, samples_of
 
 CollateFn = Callable[[list[Any]], Any]
 
@@ -125,21 +123,6 @@ class Reader(Dataset[Packed]):
                 f"{type(inputs).__name__}: the batch carries its place in the step beside them."
             )
         return inputs
-
-
-def samples_of(rows: Rows) -> list[dict[str, Any]]:
-    """One dict a row, as a map-style dataset would have given them."""
-    bounds = rows.offsets.tolist()
-    tokens = torch.from_numpy(rows.input_ids.astype(np.int64))
-    labels = None if rows.labels is None else torch.from_numpy(rows.labels.astype(np.int64))
-    samples: list[dict[str, Any]] = []
-    for i, (start, end) in enumerate(itertools.pairwise(bounds)):
-        sample: dict[str, Any] = {name: values[i] for name, values in rows.columns.items()}
-        sample["input_ids"] = tokens[start:end]
-        if labels is not None:
-            sample["labels"] = labels[start:end]
-        samples.append(sample)
-    return samples
 
 
 def place_of(share: Share) -> Place:

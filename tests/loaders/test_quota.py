@@ -1,0 +1,101 @@
+"""Counts of each source follow their targets within one sample, at any position."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaders.quota import Quota, largest_remainders, until_all_given
+
+
+def deviation(quota, start, size):
+    source, ordinal = quota.locate(np.arange(start, start + size))
+    counts = quota.counts(start) + np.cumsum(np.eye(quota.num_sources, dtype=np.int64)[source], axis=0)
+    targets = np.array([quota.targets(position) for position in range(start + 1, start + size + 1)])
+    np.testing.assert_array_equal(ordinal, counts[np.arange(size), source] - 1)
+    np.testing.assert_array_equal(counts[-1], quota.counts(start + size))
+    return np.abs(counts - targets).max()
+
+
+weights = st.lists(st.floats(0.002, 1), min_size=1, max_size=12).map(lambda w: np.array(w) / sum(w))
+
+
+@settings(max_examples=60)
+@given(weights=weights, start=st.sampled_from([0, 1, 12_345, 10**9 - 100]))
+def test_every_source_is_within_one_sample_of_its_share_at_any_position(weights, start):
+    assert deviation(Quota(np.zeros(1), weights[None]), start, 700) < 1
+
+
+@pytest.mark.parametrize("weights", [[0.7, 0.3], [0.5, 0.3, 0.2], [0.9] + [0.001] * 100, [0.01] * 100])
+def test_uneven_and_many_sources_stay_within_one_sample(weights):
+    quota = Quota(np.zeros(1), np.array(weights)[None] / sum(weights))
+    assert deviation(quota, 0, 3000) < 1
+    assert deviation(quota, 10**9, 3000) < 1
+
+
+def test_the_largest_error_is_far_below_that_of_independent_draws():
+    weights = np.array([0.4, 0.3, 0.2, 0.1])
+    source, _ = Quota(np.zeros(1), weights[None]).locate(np.arange(100_000))
+    ours = np.abs(np.bincount(source) - weights * 100_000).max()
+    drawn = np.random.default_rng(0).choice(4, 100_000, p=weights)
+    assert ours < 1 < np.abs(np.bincount(drawn) - weights * 100_000).max()
+
+
+def test_any_position_costs_one_block():
+    weights = np.random.default_rng(0).dirichlet(np.ones(100))
+    Quota(np.zeros(1), weights[None]).locate(np.arange(2))
+    quota = Quota(np.zeros(1), weights[None])
+    started = time.process_time()
+    quota.locate(np.arange(10**9, 10**9 + 512))
+    assert time.process_time() - started < 0.2
+
+
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any),
+    seed=st.integers(0, 99),
+)
+def test_all_once_gives_every_sample_once_and_then_ends(sizes, seed):
+    rates = np.random.default_rng(seed).dirichlet(np.ones(len(sizes)))
+    quota = until_all_given(rates, np.array(sizes))
+    assert quota.total == sum(sizes)
+    source, ordinal = quota.locate(np.arange(sum(sizes)))
+    assert np.bincount(source, minlength=len(sizes)).tolist() == sizes
+    for number, size in enumerate(sizes):
+        assert ordinal[source == number].tolist() == list(range(size))
+    assert quota.counts(sum(sizes)).tolist() == sizes
+
+
+def test_a_source_that_runs_out_leaves_the_others_their_proportions():
+    quota = until_all_given(np.array([0.5, 0.3, 0.2]), np.array([100, 10_000, 10_000]))
+    counts = quota.counts(200 + 5000)
+    np.testing.assert_allclose(counts, [100, 60 + 3000, 40 + 2000], atol=1)
+
+
+@given(seed=st.integers(0, 200))
+def test_counts_never_fall_when_rates_change_and_stand_still(seed):
+    rng = np.random.default_rng(seed)
+    sources = int(rng.integers(2, 6))
+    rates = rng.dirichlet(np.ones(sources), size=8)
+    rates[rng.random((8, sources)) < 0.4] = 0
+    rates[rates.sum(axis=1) == 0] = 1 / sources
+    rates /= rates.sum(axis=1, keepdims=True)
+    quota = Quota(np.cumsum(np.r_[0, rng.integers(1, 300, 7)]), rates)
+    assert deviation(quota, 0, 1600) < 2
+    borders = np.array([quota.counts(position) for position in range(0, 2500, 7)])
+    assert (np.diff(borders, axis=0) >= 0).all()
+    assert (borders.sum(axis=1) == np.arange(0, 2500, 7)).all()
+
+
+@given(targets=st.lists(st.floats(0, 50), min_size=1, max_size=8))
+def test_largest_remainders_sum_to_the_total_and_stay_within_one(targets):
+    total = round(sum(targets))
+    if total - sum(int(t) for t in targets) < 0:
+        return
+    targets = np.array(targets) * (total / sum(targets)) if sum(targets) else np.array(targets)
+    counts = largest_remainders(targets, total)
+    assert counts.sum() == total
+    assert np.abs(counts - targets).max() <= 1 + 1e-9
