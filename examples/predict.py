@@ -31,7 +31,7 @@ def predict_epoch(loader: DataLoader, files: list[str], cost: CostModel) -> dict
         start = time.thread_time()
         seconds["balanced"] += plan(step, ranks, loader.max_tokens, cost, "balanced")
         plan_s.append(time.thread_time() - start)
-    return {"steps": len(plan_s), "seconds": seconds, "plan_s": float(np.mean(plan_s[1:]))}
+    return {"steps": len(plan_s), "seconds": seconds, "plan_s": float(np.mean(plan_s[1:] or plan_s))}
 
 
 def plan(lengths: NDArray[np.int64], ranks: int, max_tokens: int, cost: CostModel, policy: str) -> float:

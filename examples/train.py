@@ -41,6 +41,9 @@ from loaders import DataLoader, open_source
 WARM_UP_STEPS = 2
 """Kernels compile, allocators and DDP's buckets settle: these steps train, but are not measured."""
 
+LEAST_STEPS = WARM_UP_STEPS + 4
+"""Enough for a picture of four steps, also where the time would not do."""
+
 Loss = tuple[float, int]
 """Sum over this rank's tokens of a step, and their number."""
 
@@ -177,7 +180,8 @@ def count_batch(settings: Settings, record: StepRecord, batch: Any) -> None:
 def take_turns(ways: list[Way], *, seconds: float, most_steps: int, rank: int) -> Iterator[StepRecord]:
     """Every way does a step before any does the next; each time another one begins.
 
-    Ends after ``most_steps`` or when rank 0 finds that the next round would take it beyond ``seconds``.
+    Ends after ``most_steps``, or after at least `LEAST_STEPS` when rank 0 finds that the next round would
+    take it beyond ``seconds``.
     """
     start = time.monotonic()
     for step in range(most_steps):
@@ -186,7 +190,7 @@ def take_turns(ways: list[Way], *, seconds: float, most_steps: int, rank: int) -
             dist.barrier()
             yield way.run(step, rank)
         used = time.monotonic() - start
-        goes_on = torch.tensor(used * (step + 2) / (step + 1) < seconds)
+        goes_on = torch.tensor(step + 1 < LEAST_STEPS or used * (step + 2) / (step + 1) < seconds)
         dist.broadcast(goes_on, src=0)
         if not goes_on:
             return
@@ -213,8 +217,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any] | None:
         return Transformer(vocabulary=len(vocabulary), width=arguments.width, layers=arguments.layers)
 
     say = Console(quiet=rank != 0, soft_wrap=True, highlight=False)
-    with say.status("measuring this model on this machine"):
-        cost = calibrate(make_model(), longest=arguments.max_tokens)
+    say.print("measuring this model on this machine ...")
+    cost = calibrate(make_model(), longest=arguments.max_tokens)
     say.print(f"cost model: {cost.linear * 1e6:.0f} us a token + {cost.quadratic * 1e9:.0f} ns a pair")
     settings = Settings(
         files=[str(arguments.data / "code.parquet"), str(arguments.data / "docs.parquet")],
@@ -256,14 +260,15 @@ def progress_bar(console: Console, seconds: float) -> Iterator[Callable[[StepRec
         BarColumn(),
         TextColumn("{task.completed:.0f} of {task.total:.0f} s"),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    hidden = not console.is_terminal
+    # a thread that refreshes the bar would count among this rank's CPU time
+    with Progress(*columns, console=console, transient=True, disable=hidden, auto_refresh=False) as bar:
         task = bar.add_task("training in turns", total=seconds)
         start = time.monotonic()
 
         def advance(record: StepRecord) -> StepRecord:
-            bar.update(
-                task, completed=time.monotonic() - start, description=f"step {record.step}, {record.policy}"
-            )
+            done = f"step {record.step}, {record.policy}"
+            bar.update(task, completed=time.monotonic() - start, description=done, refresh=True)
             return record
 
         yield advance
