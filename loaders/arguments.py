@@ -67,11 +67,16 @@ def check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.")
 
 
-def checked_degrees(cp_degrees: int | Sequence[int]) -> tuple[int, ...]:
+def checked_degrees(cp_degrees: int | Sequence[int], ranks: int) -> tuple[int, ...]:
     """CP degrees, rising, each once."""
     degrees = tuple(cp_degrees) if isinstance(cp_degrees, Iterable) else (cp_degrees,)
     if not degrees or not all(is_count(degree) for degree in degrees):
         raise ValueError(f"cp_degrees must be one or more whole numbers of at least 1, got {cp_degrees!r}.")
+    if max(degrees) > ranks:
+        raise ValueError(
+            f"cp_degrees must not exceed the number of data ranks ({ranks}), got {cp_degrees!r}. The number "
+            "comes from topology=, device_mesh= or torch.distributed."
+        )
     return tuple(sorted({int(degree) for degree in degrees}))
 
 

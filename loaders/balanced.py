@@ -12,6 +12,7 @@ import torch.utils.data
 from torch.utils.data import Sampler
 
 from balancer.plan import StepPlan
+from balancer.runtime import ContextGroups
 from balancer.topology import Topology
 from loaders.ahead import ahead
 from loaders.batch import Batch
@@ -94,7 +95,8 @@ class Balanced:
         rank: data rank of this process.
         reading: makes the torch loader that reads shares, given their queue.
         metrics: counters of given-out steps.
-        attach: gives a finished batch what belongs to this process: its process group.
+        groups: makes this process's `ContextGroups` when the first iteration starts, on all ranks alike;
+            gives ``None`` where batches need no process group.
     """
 
     def __init__(
@@ -104,12 +106,14 @@ class Balanced:
         rank: int,
         reading: Callable[[ShareQueue], torch.utils.data.DataLoader[Any]],
         metrics: Metrics,
-        attach: Callable[[Batch], Batch],
+        groups: Callable[[], ContextGroups | None],
     ) -> None:
         self.planning = planning
         self.rank = rank
         self.metrics = metrics
-        self.attach = attach
+        self._make_groups = groups
+        self._groups: ContextGroups | None = None
+        self._has_groups = False
         self.cursor = Cursor()
         self.resumes = True
         """Whether the next iteration goes on at the cursor instead of starting an epoch."""
@@ -119,11 +123,19 @@ class Balanced:
         self.latest: object | None = None
         """Mark of the iteration that moves the cursor."""
 
+    def attach(self, batch: Batch) -> Batch:
+        """Give a batch the process group of its ranks."""
+        if self._groups is not None and batch.place.cp_degree > 1:
+            self._groups.attach(batch)  # type: ignore[arg-type]
+        return batch
+
     def start(self) -> BalancedIterator:
         """Iterate from a loaded state, or else over a new epoch."""
         if not self.resumes:
             self.cursor = replace(self.cursor, epoch=self.cursor.epoch + 1, position=0)
         self.resumes = False
+        if not self._has_groups:
+            self._groups, self._has_groups = self._make_groups(), True
         return BalancedIterator(self, self.cursor)
 
     def set_epoch(self, epoch: int) -> None:

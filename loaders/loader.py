@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Sampler
 
-from balancer import POLICIES, CostModel, Topology, plan_step
+from balancer import POLICIES, CostModel, StepPlan, Topology, plan_step
 from balancer.planning.problem import SYNC_MODES
 from balancer.runtime import world
 from loaders.arguments import (
@@ -23,6 +23,7 @@ from loaders.arguments import (
 )
 from loaders.balanced import Balanced, OrderSampler, Planning, ReadingLoader, ShareQueue, StepSampler
 from loaders.catalog import OVERSIZE
+from loaders.groups import context_groups
 from loaders.metrics import Metrics
 from loaders.opening import open_order
 from loaders.reader import CollateFn, Reader
@@ -158,7 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         check_choice("oversize", oversize, OVERSIZE)
         check_choice("engine", engine, ENGINES)
         self.topology, self.rank = world(topology, rank, device_mesh)
-        self.cp_degrees = checked_degrees(cp_degrees)
+        self.cp_degrees = checked_degrees(cp_degrees, self.topology.ranks)
         self.cost = CostModel.generic() if cost is None else cost
         self.cost_is_generic = cost is None
         self.sync, self.policy, self.oversize, self.length = sync, policy, oversize, length
@@ -227,7 +228,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             rank=self.rank,
             reading=reading,
             metrics=Metrics.of(max_tokens, len(opened.catalogs)),
-            attach=lambda batch: batch,
+            groups=lambda: context_groups(self.topology, self.rank, self.cp_degrees, device_mesh),
         )
 
     # ---------------------------------------------------------------- iteration
@@ -303,6 +304,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         report["cut_tokens"] = sum(catalog.cut_tokens for catalog in catalogs)
         report["cost"] = "generic decoder" if self.cost_is_generic else "given"
         return report
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plan of the step that the last batch belongs to, for `check_same_plan` and for looking at."""
+        planned = self._required().last_planned
+        if planned is None:
+            raise RuntimeError("no step has begun yet: the plan is known with the first batch.")
+        return planned.plan
 
     def _required(self) -> Balanced:
         if self._balanced is None:
