@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from loaders.joins import Join
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -24,6 +26,10 @@ class Rows:
     """[T] Unshifted labels, -100 where masked; ``None``: every token is a label."""
     columns: Mapping[str, list[Any]] = field(default_factory=lambda: MappingProxyType({}))
     """Further columns of the rows, N values each."""
+    rejects: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Of the N rows those that could not be read: what is wrong with each. They keep their length, with no label."""
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """What else is to be counted, for the loader's metrics: ``{"corrected": 2}``."""
 
 
 class Source(ABC):
@@ -31,6 +37,8 @@ class Source(ABC):
 
     name: str
     """What messages call it: usually the path or pattern it was opened from."""
+    divisible: ClassVar[bool] = True
+    """Whether a row may be cut: not where its tokens belong to media."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -43,6 +51,14 @@ class Source(ABC):
     def loss_tokens(self) -> NDArray[np.int64]:
         """[S] Labels of each row that count in the loss; all but the first token for plain text."""
         return np.maximum(self.lengths() - 1, 0)
+
+    def phases(self) -> Mapping[str, NDArray[np.int64]]:
+        """Work of each row for other parts of the model, [S] units by name: ``{"vision": patches}``."""
+        return {}
+
+    def joins(self) -> Mapping[str, Join]:
+        """Columns of arrays that become inputs of the batch, and how; other columns stay lists."""
+        return {}
 
     @abstractmethod
     def read(self, rows: NDArray[np.int64]) -> Rows:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -174,17 +175,14 @@ class ChunkedSource(Source):
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"{self.name} has rows 0..{len(self) - 1}, asked for {rows.min()}..{rows.max()}")
-        chunk_of = np.searchsorted(self.layout.first_row, rows, side="right") - 1
-        order = np.argsort(chunk_of, kind="stable")
-        chunk_ids, begin = np.unique(chunk_of[order], return_index=True)
-        ends = np.append(begin[1:], rows.size)
-        pieces = []
         lengths = np.zeros(rows.size, np.int64)
-        for chunk_id, first, last in zip(chunk_ids.tolist(), begin.tolist(), ends.tolist(), strict=True):
-            where = order[first:last]
-            local = rows[where] - self.layout.first_row[chunk_id]
-            pieces.append(Piece(chunk_id, self.chunk(chunk_id), where, local))
-            lengths[where] = pieces[-1].chunk.tokens.lengths[local]
+        pieces = []
+        for chunk_id, where in self._by_chunk(rows):
+            piece = Piece(
+                chunk_id, self.chunk(chunk_id), where, rows[where] - self.layout.first_row[chunk_id]
+            )
+            lengths[where] = piece.chunk.tokens.lengths[piece.local]
+            pieces.append(piece)
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         input_ids = np.empty(int(offsets[-1]), np.int32)
         labels = None
@@ -196,6 +194,21 @@ class ChunkedSource(Source):
                 _gather_labels(piece.chunk, piece.local, input_ids, labels, offsets[piece.where])
         columns = _gather_columns(pieces, rows.size)
         return Rows(input_ids=input_ids, offsets=offsets, labels=labels, columns=columns)
+
+    def _by_chunk(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Chunks that ``rows`` lie in, and the places among ``rows`` that lie in each."""
+        first_row = self.layout.first_row
+        if not rows.size:
+            return
+        if first_row.size == 2:
+            yield 0, np.arange(rows.size)
+            return
+        chunk_of = np.searchsorted(first_row, rows, side="right") - 1
+        order = np.argsort(chunk_of, kind="stable")
+        ordered = chunk_of[order]
+        begins = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, [rows.size])).tolist()
+        for begin, end in itertools.pairwise(begins):
+            yield int(ordered[begin]), order[begin:end]
 
     def origin(self, row: int) -> str:
         """File and row within it."""

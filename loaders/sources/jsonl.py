@@ -17,7 +17,7 @@ import pyarrow.json as pa_json
 from loaders.sources.chunked import ChunkedSource, Layout, TableRead
 from loaders.sources.encode import LABEL_COLUMNS
 from loaders.sources.files import DataFile
-from loaders.sources.flat import check_columns
+from loaders.sources.flat import ColumnError, check_columns
 from loaders.sources.mapping import map_file
 
 BLOCK_BYTES = 8 << 20
@@ -207,28 +207,45 @@ def table_of_rows(
     columns = {}
     for name, kind in types.items():
         values = [row.get(name) for row in rows]
-        try:
-            columns[name] = pa.array(values, type=kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            columns[name] = _column_value_by_value(values, name, kind, bad)
+        for number, value in enumerate(values):
+            if not _fits(value, kind):
+                values[number] = None
+                bad.setdefault(
+                    number, f"column {name!r} must be {_called(kind)}, it is {json.dumps(value)[:60]}"
+                )
+        columns[name] = pa.array(values, type=kind) if kind is not None else _inferred(name, values)
     return pa.table(columns)
 
 
-def _column_value_by_value(
-    values: list[Any], name: str, kind: pa.DataType | None, bad: dict[int, str]
-) -> pa.Array:
-    for row, value in enumerate(values):
-        try:
-            pa.array([value], type=kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            values[row] = None
-            expected = (
-                "a list of integers"
-                if kind is not None and pa.types.is_list(kind)
-                else str(kind or "of one type")
-            )
-            bad.setdefault(row, f"{name!r} must be {expected}, it is {json.dumps(value)[:60]}")
-    return pa.array(values, type=kind)
+def _inferred(name: str, values: list[Any]) -> pa.Array:
+    """Values of a type of their own; objects that differ from row to row are kept as JSON text."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        if all(value is None or isinstance(value, list | dict) for value in values):
+            return pa.array([None if value is None else json.dumps(value) for value in values])
+        raise ColumnError(
+            f"column {name!r} holds values of different types, such as text and numbers"
+        ) from None
+
+
+def _fits(value: Any, kind: pa.DataType | None) -> bool:
+    """Whether a value is one of the column's type: Arrow itself would make 1 of 1.5."""
+    if value is None:
+        return True
+    if kind is None:
+        return True
+    if pa.types.is_list(kind):
+        return isinstance(value, list) and all(one is None or _fits(one, kind.value_type) for one in value)
+    if pa.types.is_integer(kind):
+        return isinstance(value, int) and -(2**63) <= value < 2**63
+    return isinstance(value, str)
+
+
+def _called(kind: pa.DataType | None) -> str:
+    if kind is not None and pa.types.is_list(kind):
+        return "a list of integers"
+    return "an integer" if kind is not None and pa.types.is_integer(kind) else "text"
 
 
 def find_line(content: bytes, row: int) -> tuple[int, int]:
@@ -246,8 +263,12 @@ def find_line(content: bytes, row: int) -> tuple[int, int]:
 def key_names(content: bytes, rows: int = 100) -> list[str]:
     """Keys of the first objects, in the order met; without label columns that hold no lists (a class)."""
     values: dict[str, Any] = {}
-    for line in content.split(b"\n", rows)[:rows]:
-        if line.strip():
-            for name, value in parse_line(line)[0].items():
-                values[name] = value if values.get(name) is None else values[name]
+    good = 0
+    for line in content.split(b"\n"):
+        row, reason = parse_line(line) if line.strip() else ({}, "blank")
+        good += not reason
+        for name, value in row.items():
+            values[name] = value if values.get(name) is None else values[name]
+        if good == rows:
+            break
     return [name for name, value in values.items() if name not in LABEL_COLUMNS or isinstance(value, list)]

@@ -85,7 +85,7 @@ class TextRows:
 
     def json_types(self) -> Mapping[str, pa.DataType]:
         """Text is text; messages are taken as they come."""
-        return dict.fromkeys((self.text,), pa.string())
+        return dict.fromkeys((self.text, self.prompt, self.completion), pa.string())
 
     def identity(self) -> str:
         """Digest of the tokenizer, the template and the columns."""
@@ -103,7 +103,7 @@ class TextRows:
         rows = [tuple(column[row] for column in columns) for row in present]
         self._check_strings(kind, present, rows)
         if kind == (self.messages,):
-            encoded = self._chats(present, [row[0] for row in rows])
+            encoded = self._chats(present, [_parsed(row[0]) for row in rows])
         elif len(kind) == 2:
             encoded = self._completions(rows)
         else:
@@ -216,6 +216,16 @@ class TextRows:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take what was given."""
         self.__dict__.update(state)
+
+
+def _parsed(messages: Any) -> Any:
+    """Messages that are kept as JSON text."""
+    if not isinstance(messages, str):
+        return messages
+    try:
+        return json.loads(messages)
+    except ValueError:
+        return messages  # no messages then, which is told with the row
 
 
 def _flat(lists: Iterable[list[int]], total: int) -> NDArray[np.int32]:

@@ -93,7 +93,12 @@ class DatasetSource(Source):
         """Make the samples and lay their tokens end to end."""
         tokens, labels = [], []
         columns: dict[str, list[Any]] = {name: [] for name in self.carry}
-        for row in np.asarray(rows).tolist():
+        asked = np.asarray(rows, np.int64)
+        if asked.size and (asked.min() < 0 or asked.max() >= len(self)):
+            raise IndexError(
+                f"{self.name} has samples 0..{len(self) - 1}, asked for {asked.min()}..{asked.max()}"
+            )
+        for row in asked.tolist():
             sample = self.dataset[row]
             tokens.append(self._tokens(sample, row))
             labels.append(self._labels(sample, row, tokens[-1].size))
