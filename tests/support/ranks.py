@@ -22,6 +22,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+PRELOADED = ["torch", "torch.distributed.fsdp", "torch.distributed.device_mesh", "torch.nn.parallel"]
+"""Slow imports that every rank would otherwise repeat; nothing here may start a thread."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -83,7 +86,7 @@ def run_ranks_anyway(
 ) -> list[Outcome]:
     """The same, for tests that expect ranks to fail: one Outcome a rank, never an exception."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+    context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         readers, processes = [], []
         for rank in range(ranks):

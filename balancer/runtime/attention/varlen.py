@@ -2,7 +2,8 @@
 
 The kernels align masks at the lower right: query i sees keys up to ``i + k_count - q_count``. So they take
 tasks that are visible as a whole, and causal or banded ones with ``delta == k_count - q_count``, which is
-what gathered and local tasks are made to be.
+what gathered and local causal tasks are made to be. Windows between two shards of a ring, and gathered ones
+that look both ways, are not of this kind: they run as plain blocks, exact but slower.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .kernels import Answer
+from .kernels import PLAIN, Answer
 from .work import Pattern, Tasks
 
 
@@ -55,7 +56,11 @@ class VarlenKernel:
         self, answer: Answer, q: Tensor, k: Tensor, v: Tensor, tasks: Tasks, pattern: Pattern, scale: float
     ) -> None:
         """See `kernels.Kernel`."""
-        for call in calls_of(tasks, pattern, q.shape[0], k.shape[0], q.device):
+        calls = calls_of(tasks, pattern, q.shape[0], k.shape[0], q.device)
+        if calls is None:
+            PLAIN.forward(answer, q, k, v, tasks, pattern, scale)
+            return
+        for call in calls:
             out, lse, _ = self.varlen_forward(
                 _pick(q, call.q_rows), _pick(k, call.k_rows), _pick(v, call.k_rows), call, scale
             )
@@ -79,7 +84,11 @@ class VarlenKernel:
     ) -> None:
         """See `kernels.Kernel`."""
         q, k, v = inputs
-        for call in calls_of(tasks, pattern, q.shape[0], k.shape[0], q.device):
+        calls = calls_of(tasks, pattern, q.shape[0], k.shape[0], q.device)
+        if calls is None:
+            PLAIN.backward(gradients, given, inputs, tasks, pattern, scale)
+            return
+        for call in calls:
             d_out, out, lse = (_pick(x, call.q_rows) for x in given)
             of_inputs = self.varlen_backward(
                 d_out.contiguous(),
@@ -102,16 +111,18 @@ class VarlenKernel:
 
 def calls_of(
     tasks: Tasks, pattern: Pattern, q_size: int, k_size: int, device: torch.device
-) -> tuple[Call, ...]:
+) -> tuple[Call, ...] | None:
     """The kernel calls for ``tasks`` on ``q_size`` rows of queries and ``k_size`` of keys.
 
-    Raises ValueError for tasks that such kernels cannot mask.
+    None where such kernels cannot mask them.
     """
     return _calls(tasks.tobytes(), pattern, q_size, k_size, device)
 
 
 @lru_cache(maxsize=256)
-def _calls(data: bytes, pattern: Pattern, q_size: int, k_size: int, device: torch.device) -> tuple[Call, ...]:
+def _calls(
+    data: bytes, pattern: Pattern, q_size: int, k_size: int, device: torch.device
+) -> tuple[Call, ...] | None:
     tasks = np.frombuffer(data, dtype=np.int64).reshape(-1, 5)
     _, q_count, _, k_count, delta = tasks.T
     window = np.iinfo(np.int32).max if pattern.window is None else pattern.window
@@ -121,10 +132,7 @@ def _calls(data: bytes, pattern: Pattern, q_size: int, k_size: int, device: torc
     )
     whole = nearest_fits & farthest_fits
     if not np.all(whole | (delta == k_count - q_count)):
-        raise ValueError(
-            "flash attention cannot mask a window between two shards of a ring. Use method='all_gather' or "
-            "'ulysses' for sliding windows."
-        )
+        return None
     before = -1 if pattern.window is None else pattern.window - 1
     after = 0 if pattern.causal else before
     calls = []
