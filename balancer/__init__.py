@@ -6,20 +6,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from balancer.checking import Admission, admission, check_plan
     from balancer.cost import CostModel
+    from balancer.partitioning import partition
     from balancer.plan import MicroBatches, StepPlan
-    from balancer.planner import plan_step
+    from balancer.planner import Planner, plan_step
     from balancer.policies import POLICIES
     from balancer.topology import Topology
 
-__all__ = ["POLICIES", "CostModel", "MicroBatches", "StepPlan", "Topology", "plan_step"]
+__all__ = [
+    "POLICIES",
+    "Admission",
+    "CostModel",
+    "MicroBatches",
+    "Planner",
+    "StepPlan",
+    "Topology",
+    "admission",
+    "check_plan",
+    "partition",
+    "plan_step",
+]
 
 _HOMES = {
+    "Admission": "balancer.checking",
     "CostModel": "balancer.cost",
     "MicroBatches": "balancer.plan",
     "POLICIES": "balancer.policies",
+    "Planner": "balancer.planner",
     "StepPlan": "balancer.plan",
     "Topology": "balancer.topology",
+    "admission": "balancer.checking",
+    "check_plan": "balancer.checking",
+    "partition": "balancer.partitioning",
     "plan_step": "balancer.planner",
 }
 

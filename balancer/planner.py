@@ -1,18 +1,25 @@
-"""The front: one step's lengths in, its plan out."""
+"""The front: one step's lengths in, its plan out; and the same for the steps to come, in the background."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
 
 from numpy.typing import ArrayLike
 
 from balancer.bounds import lower_bound_ns
 from balancer.plan import StepPlan
-from balancer.planning.layout import make_plan
+from balancer.planning.layout import empty_layout, make_plan
 from balancer.planning.problem import Cost, Ints, make_problem
 from balancer.policies import POLICIES
 from balancer.topology import Topology
 from packing.table import SampleTable
+
+DEFAULT_EFFORT = 20_000
+"""Trials of the local search on steps of few samples: about 5 ms."""
 
 
 def plan_step(
@@ -26,6 +33,9 @@ def plan_step(
     micro_batches: int | None = None,
     policy: str = "balanced",
     seed: int = 0,
+    min_length: Mapping[int, int] | None = None,
+    slots_multiple_of: int = 1,
+    effort: int = DEFAULT_EFFORT,
 ) -> StepPlan:
     """Divide one step's samples over the ranks.
 
@@ -34,18 +44,26 @@ def plan_step(
         topology: ranks, nodes, speeds and pipeline stages.
         max_tokens: tokens that one rank can hold in one micro-batch, or [R] one number for each rank.
         cost: predicted time, see `balancer.CostModel`.
-        cp_degrees: how many neighbouring ranks may share a micro-batch.
+        cp_degrees: how many neighbouring ranks may share a micro-batch. See also
+            `balancer.topology.ulysses_degrees`.
         sync: ``"step"``: ranks meet once a step; ``"micro_batch"``: they meet in every slot.
-        micro_batches: slots that every rank runs; ``None``: as many as the plan needs.
+        micro_batches: slots that every rank runs; ``None``: as many as the plan needs. Ranks with fewer
+            micro-batches run dummies, which the plan does not list.
         policy: one of `balancer.POLICIES`.
-        seed: breaks ties of randomised policies.
+        seed: start of the local search's random numbers.
+        min_length: shortest sample that a degree may take, where kernels lose on short pieces.
+        slots_multiple_of: the number of slots is rounded up to a multiple of this, as interleaved pipelines
+            need.
+        effort: trials of the local search, which runs on steps of at most 96 samples. It is counted in
+            trials, not in seconds, so that every rank stops at the same plan.
 
-    Equal arguments give an equal plan on every rank, platform and thread: all decisions are made in whole
+    Equal arguments give an equal plan on every rank, platform and thread: decisions are made on whole
     nanoseconds. A micro-batch's ``cost_s`` is that of its true lengths; alignment padding counts against
-    ``max_tokens`` only. A rank may be left empty.
+    ``max_tokens`` only. A rank may be left empty. In a slot of ``sync="micro_batch"`` a rank without a
+    micro-batch runs a dummy, which takes the fixed cost.
 
     Raises:
-        ValueError: an argument out of its range, or a sample that no allowed degree can hold.
+        ValueError: an argument out of its range, or samples that no allowed degree can hold.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}.")
@@ -58,6 +76,82 @@ def plan_step(
         sync=sync,
         micro_batches=micro_batches,
         seed=seed,
+        min_length=min_length,
+        slots_multiple_of=slots_multiple_of,
+        effort=effort,
     )
+    if len(problem) == 0:
+        return make_plan(problem, empty_layout(), lower_bound_ns=0, policy=policy)
     layout = POLICIES[policy](problem)
     return make_plan(problem, layout, lower_bound_ns=lower_bound_ns(problem), policy=policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """`plan_step` with its arguments bound, and plans made ahead of the steps that run.
+
+    Every rank holds one and feeds it the same steps; the plans are equal without talking.
+    """
+
+    topology: Topology
+    max_tokens: int | Sequence[int] | Ints
+    cost: Cost
+    cp_degrees: Sequence[int] = (1,)
+    sync: str = "step"
+    micro_batches: int | None = None
+    policy: str = "balanced"
+    seed: int = 0
+    min_length: Mapping[int, int] = field(default_factory=dict)
+    slots_multiple_of: int = 1
+    effort: int = DEFAULT_EFFORT
+    """Deadline of a step's plan, in trials of the local search after the first feasible plan."""
+
+    def __call__(self, table_or_lengths: SampleTable | ArrayLike) -> StepPlan:
+        """The plan of one step."""
+        return plan_step(
+            table_or_lengths,
+            topology=self.topology,
+            max_tokens=self.max_tokens,
+            cost=self.cost,
+            cp_degrees=self.cp_degrees,
+            sync=self.sync,
+            micro_batches=self.micro_batches,
+            policy=self.policy,
+            seed=self.seed,
+            min_length=self.min_length,
+            slots_multiple_of=self.slots_multiple_of,
+            effort=self.effort,
+        )
+
+    def ahead(self, steps: Iterable[SampleTable | ArrayLike], *, look_ahead: int = 2) -> Iterator[StepPlan]:
+        """Plans of ``steps`` in their order, up to ``look_ahead`` of them made before they are asked for.
+
+        One background thread plans, without Python's global lock inside the kernels. ``steps`` is read in
+        the caller's thread. An error in a step is raised where its plan is asked for. Leaving the loop
+        early drops the plans that nobody asked for.
+
+        Raises:
+            ValueError: look_ahead below 1.
+        """
+        if int(look_ahead) != look_ahead or look_ahead < 1:
+            raise ValueError(f"look_ahead must be a whole number of at least 1, got {look_ahead!r}.")
+        return self._ahead(iter(steps), int(look_ahead))
+
+    def _ahead(self, steps: Iterator[SampleTable | ArrayLike], look_ahead: int) -> Iterator[StepPlan]:
+        stop = threading.Event()
+
+        def work(table_or_lengths: SampleTable | ArrayLike) -> StepPlan | None:
+            return None if stop.is_set() else self(table_or_lengths)
+
+        with ThreadPoolExecutor(1, thread_name_prefix="evenload-planner") as thread:
+            pending: list[Future[StepPlan | None]] = [
+                thread.submit(work, s) for s in islice(steps, look_ahead)
+            ]
+            try:
+                while pending:
+                    plan = pending.pop(0).result()
+                    pending.extend(thread.submit(work, s) for s in islice(steps, 1))
+                    assert plan is not None
+                    yield plan
+            finally:
+                stop.set()

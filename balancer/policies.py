@@ -1,4 +1,9 @@
-"""The ways to divide a step, one table: the default and what it is compared with."""
+"""The ways to divide a step, one table: the default and what it is compared with.
+
+All but ``balanced`` use one context-parallel degree for the whole step: the smallest allowed one that holds
+the longest sample. Their groups are the step's *units*; each policy gives samples to units, and every unit's
+list is cut into micro-batches by first fit.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +13,17 @@ from types import MappingProxyType
 import numpy as np
 
 from balancer._kernels import place
+from balancer._kernels.differencing import largest_differencing
 from balancer._kernels.order import group_by
-from balancer.planning import nested, waves
-from balancer.planning.layout import Layout, layout_of, objective_ns, slots_of
-from balancer.planning.problem import Ints, Problem
+from balancer.planning import nested, search, waves
+from balancer.planning.layout import Layout, objective_ns, slots_of
+from balancer.planning.problem import Ints, Problem, padded
 
 Policy = Callable[[Problem], Layout]
 
 
-def pack_per_rank(problem: Problem, rank_of: Ints) -> Layout:
-    """Micro-batches of the samples that each rank was given, by first fit in the problem's order."""
-    order, offsets = group_by(rank_of, problem.ranks)
-    bins = np.empty(len(problem), np.int64)
-    used = place.first_fit(problem.num_tokens[order], offsets, problem.max_tokens, bins)
-    first = np.concatenate([[0], np.cumsum(used)])
-    batch_of = np.empty(len(problem), np.int64)
-    batch_of[order] = first[rank_of[order]] + bins
-    first_rank = np.repeat(np.arange(problem.ranks), used)
-    return layout_of(batch_of, first_rank, np.ones_like(first_rank))
-
-
-def equal_samples(problem: Problem) -> Layout:
-    """Deal the samples round in table order, as a distributed sampler does; pack each rank's share."""
-    return pack_per_rank(problem, problem.rows % problem.ranks)
-
-
-def equal_tokens(problem: Problem) -> Layout:
-    """Give each sample, longest first, to the rank with the fewest tokens."""
-    return pack_per_rank(problem, _lightest_rank(problem, problem.num_tokens))
-
-
 def balanced(problem: Problem) -> Layout:
-    """The least predicted step time."""
-    if len(problem) == 0:
-        return pack_per_rank(problem, np.zeros(0, np.int64))
+    """The least predicted step time: degrees, groups and micro-batches chosen for the sync mode."""
     candidates = []
     if problem.sync == "step":
         candidates.append(nested.divide(problem))
@@ -49,19 +31,102 @@ def balanced(problem: Problem) -> Layout:
         candidates.append(waves.divide(problem))
     if problem.micro_batches is not None:
         candidates = [c for c in candidates if slots_of(problem, c)[1] <= problem.micro_batches]
-    return min(candidates, key=lambda layout: objective_ns(problem, layout))
+    layout = candidates[0]
+    if len(candidates) > 1:
+        layout = min(candidates, key=lambda layout: objective_ns(problem, layout))
+    if len(problem) > search.MOST_SAMPLES:
+        return layout
+    return search.improve(problem, layout, problem.effort)
 
 
-def _lightest_rank(problem: Problem, weight: Ints) -> Ints:
-    load = np.zeros(problem.ranks, np.int64)
-    ranks: Ints = place.least_loaded(weight, load, max(1, (problem.ranks - 1).bit_length()))
-    return ranks.astype(np.int64)
+def padded_batches(problem: Problem) -> Layout:
+    """Samples dealt round in table order, micro-batches padded to their longest: no packing."""
+    return _cut(problem, _dealt(problem), in_table_order=True, to_longest=True)
+
+
+def equal_samples(problem: Problem) -> Layout:
+    """Samples dealt round in table order, as a distributed sampler does, then packed."""
+    return _cut(problem, _dealt(problem), in_table_order=True)
+
+
+def equal_tokens(problem: Problem) -> Layout:
+    """Each sample, longest first, to the unit with the fewest tokens."""
+    return _cut(problem, _lightest(problem, problem.num_tokens))
+
+
+def sum_of_squares(problem: Problem) -> Layout:
+    """The same by squared length: attention alone, as if the linear part cost nothing."""
+    # Scaled to 31 bits, so that the sums of 2**31 samples fit 64.
+    longest = int(problem.num_tokens[0])
+    shift = max(0, 2 * longest.bit_length() - 31)
+    squares = (problem.num_tokens.astype(np.float64) ** 2 / (1 << shift)).astype(np.int64)
+    return _cut(problem, _lightest(problem, squares))
+
+
+def karmarkar_karp(problem: Problem) -> Layout:
+    """Largest differencing on predicted time, free counts."""
+    degree = _one_degree(problem)
+    units = problem.topology.group_starts(degree).size
+    bits = max(1, (len(problem) - 1).bit_length())
+    return _cut(problem, largest_differencing(problem.work_ns(degree), units, bits))
+
+
+def static_cp(problem: Problem) -> Layout:
+    """Each sample, longest first, to the unit with the least predicted time: balanced, at one degree."""
+    return _cut(problem, _lightest(problem, problem.work_ns(_one_degree(problem))))
+
+
+def _one_degree(problem: Problem) -> int:
+    """The smallest allowed degree at which every group holds the longest sample."""
+    for degree in problem.cp_degrees:
+        room = degree * int(problem.max_tokens.min())
+        if padded(problem.num_tokens[:1], degree).max(initial=0) <= room:
+            return degree
+    raise ValueError(
+        f"the longest sample, row {problem.rows[0]} with {problem.num_tokens[0]} tokens, does not fit every "
+        f"group of {problem.cp_degrees[-1]} ranks, whose memory is unequal. Use policy='balanced'."
+    )
+
+
+def _dealt(problem: Problem) -> Ints:
+    return problem.rows % problem.topology.group_starts(_one_degree(problem)).size
+
+
+def _lightest(problem: Problem, weight: Ints) -> Ints:
+    load = np.zeros(problem.topology.group_starts(_one_degree(problem)).size, np.int64)
+    units: Ints = place.least_loaded(weight, load, max(1, (load.size - 1).bit_length())).astype(np.int64)
+    return units
+
+
+def _cut(
+    problem: Problem, unit_of: Ints, *, in_table_order: bool = False, to_longest: bool = False
+) -> Layout:
+    """Micro-batches of the samples that each unit was given."""
+    degree = _one_degree(problem)
+    starts = problem.topology.group_starts(degree)
+    sequence = np.argsort(problem.rows) if in_table_order else np.arange(len(problem))
+    order, offsets = group_by(unit_of[sequence], starts.size)
+    room = degree * problem.max_tokens[starts[:, None] + np.arange(degree)].min(axis=1)
+    cut = place.next_fit_padded if to_longest else place.first_fit
+    grouped, bounds, unit = cut(padded(problem.num_tokens, degree), sequence[order], offsets, room)
+    return Layout(
+        first_rank=starts[unit],
+        cp_degree=np.full(unit.size, degree),
+        order=grouped,
+        offsets=bounds,
+        to_longest=to_longest,
+    )
 
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
+        "padded": padded_batches,
         "equal_samples": equal_samples,
         "equal_tokens": equal_tokens,
+        "sum_of_squares": sum_of_squares,
+        "karmarkar_karp": karmarkar_karp,
+        "static_cp": static_cp,
         "balanced": balanced,
     }
 )
+"""Policies by name; each turns a step's problem into a layout."""

@@ -63,7 +63,7 @@ def degree_ranges(guess, spent, fixed, stages, speed, memory, base, time, lo):
 @kernel
 def least_guess(
     start, spent, fixed, stages, speed, memory, base, base_sums, time, area, slack,
-    power, ranks, least_batches, most_batches, equal_power,
+    power, ranks, cheapest, least_batches, most_batches, equal_power,
 ):  # fmt: skip
     """Smallest whole guess at which every sample fits and the work does; -1 if there is none.
 
@@ -73,9 +73,6 @@ def least_guess(
     """
     degrees = memory.size
     lo = np.empty(degrees, np.int64)
-    cheapest = fixed[0]
-    for j in range(degrees):
-        cheapest = min(cheapest, fixed[j])
     low = np.int64(start)
     high = max(np.int64(start), np.int64(1))
     doubling = True

@@ -49,3 +49,17 @@ def group_by(key, groups):
         order[cursor[key[i]]] = i
         cursor[key[i]] += 1
     return order, offsets
+
+
+@kernel
+def first_at_most(falling, limit):
+    """Index of the first number that is no larger than ``limit`` in a falling row."""
+    lo = 0
+    hi = falling.size
+    while lo < hi:
+        middle = (lo + hi) // 2
+        if falling[middle] <= limit:
+            hi = middle
+        else:
+            lo = middle + 1
+    return lo

@@ -31,15 +31,21 @@ def least_loaded(work, load, rank_bits):
 
 
 @kernel
-def first_fit(tokens, offsets, capacity, bins):
-    """Pack each list into bins of its own, first fit. Returns the number of bins of each list, [G].
+def first_fit(tokens, order, offsets, capacity):
+    """Cut each list into bins, first fit. Returns (order [S], bounds of bins [B + 1], list of each bin [B]).
 
-    tokens: [S] sizes, list after list; offsets: [G + 1]; capacity: [G]. Writes ``bins`` [S], counted from 0
-    in each list. A tournament tree over the bins' room finds the first one that fits in O(log bins).
+    tokens: [samples]; order: samples, list after list; offsets: [G + 1]; capacity: [G]. The samples of a bin
+    keep their order. A tournament tree over the bins' room finds the first that fits in O(log bins).
     """
     groups = offsets.size - 1
-    used = np.zeros(groups, np.int64)
+    grouped = np.empty(order.size, np.int64)
+    bounds = np.empty(order.size + 1, np.int64)
+    list_of = np.empty(order.size, np.int64)
+    bounds[0] = 0
+    found = 0
     tree = np.empty(64, np.int64)
+    start = np.empty(64, np.int64)
+    bins = np.empty(64, np.int64)
     for g in range(groups):
         lo = offsets[g]
         hi = offsets[g + 1]
@@ -48,7 +54,7 @@ def first_fit(tokens, offsets, capacity, bins):
         room = capacity[g]
         total = np.int64(0)
         for i in range(lo, hi):
-            total += tokens[i]
+            total += tokens[order[i]]
         # Any two neighbouring bins of a first fit together exceed the capacity.
         most = min(hi - lo, 2 * (total // room) + 2)
         leaves = 1
@@ -56,18 +62,25 @@ def first_fit(tokens, offsets, capacity, bins):
             leaves *= 2
         if tree.size < 2 * leaves:
             tree = np.empty(2 * leaves, np.int64)
-        tree[: 2 * leaves] = room
+            start = np.empty(2 * leaves, np.int64)
+        if bins.size < hi - lo:
+            bins = np.empty(2 * (hi - lo), np.int64)
+        for node in range(2 * leaves):
+            tree[node] = room
+        for b in range(leaves + 1):
+            start[b] = 0
+        used = 0
         for i in range(lo, hi):
-            need = tokens[i]
+            need = tokens[order[i]]
             node = 1
             while node < leaves:
                 node *= 2
                 if tree[node] < need:
                     node += 1
-            slot = node - leaves
-            bins[i] = slot
-            if slot >= used[g]:
-                used[g] = slot + 1
+            b = node - leaves
+            bins[i - lo] = b
+            start[b + 1] += 1
+            used = max(used, b + 1)
             tree[node] -= need
             node //= 2
             while node >= 1:
@@ -76,76 +89,17 @@ def first_fit(tokens, offsets, capacity, bins):
                     break
                 tree[node] = larger
                 node //= 2
-    return used
-
-
-@kernel
-def even_packs(work, tokens, packs, capacity, tries):
-    """[S] pack of each sample, -1 where none had room: least work first, among packs with room.
-
-    Samples come longest first. The ``tries`` lightest packs are asked; after them any pack that fits is
-    taken by first fit, so that the search stays short when light packs are full of tokens.
-    """
-    pack_of = np.full(work.size, -1, np.int64)
-    load = np.zeros(packs, np.int64)
-    room = np.full(packs, capacity, np.int64)
-    shift = 1
-    while (1 << shift) < packs:
-        shift += 1
-    mask = (1 << shift) - 1
-    heap = np.arange(packs).astype(np.int64)
-    size = packs
-    least = tokens[tokens.size - 1] if tokens.size else 0
-    aside = np.empty(tries, np.int64)
-    for i in range(work.size):
-        count = 0
-        found = -1
-        while size > 0 and count < tries:
-            pack = heap[0] & mask
-            if room[pack] >= tokens[i]:
-                found = pack
-                break
-            key = heap[0]
-            heap[0] = heap[size - 1]
-            size -= 1
-            sift_down(heap, size)
-            if room[pack] >= least:
-                aside[count] = key
-                count += 1
-        if found >= 0:
-            heap[0] += work[i] << shift
-            sift_down(heap, size)
-        else:
-            for pack in range(packs):
-                if room[pack] >= tokens[i]:
-                    found = pack
-                    break
-            if found >= 0:
-                for h in range(size):
-                    if heap[h] & mask == found:
-                        heap[h] += work[i] << shift
-                        break
-                heap[:size].sort()
-                for k in range(count):
-                    if aside[k] & mask == found:
-                        aside[k] += work[i] << shift
-        for k in range(count):
-            key = aside[k]
-            child = size
-            while child > 0:
-                parent = (child - 1) >> 2
-                if heap[parent] <= key:
-                    break
-                heap[child] = heap[parent]
-                child = parent
-            heap[child] = key
-            size += 1
-        if found < 0:
-            return pack_of
-        pack_of[i] = found
-        room[found] -= tokens[i]
-        load[found] += work[i]
-    return pack_of
+        start[0] = lo
+        for b in range(used):
+            start[b + 1] += start[b]
+            bounds[found + 1] = start[b + 1]
+            list_of[found] = g
+            found += 1
+        for i in range(lo, hi):
+            b = bins[i - lo]
+            grouped[start[b]] = order[i]
+            start[b] += 1
+    return grouped, bounds[: found + 1].copy(), list_of[:found].copy()
 
 
 @kernel
@@ -166,33 +120,64 @@ def least_finish(work, load, pace, unit):
 
 
 @kernel
-def spill(left, work, tokens, target, counts, room, fixed, unit_of, bin_of):
-    """Give the samples ``left`` micro-batches more than planned, on the units with most work due."""
-    extra_unit = np.empty(left.size, np.int64)
-    extra_bin = np.empty(left.size, np.int64)
-    extra_room = np.empty(left.size, np.int64)
+def spill(left, work, tokens, target, pace, room, fixed, bins):
+    """Open micro-batches beyond the plan for the samples ``left``, on the units with most time left.
+
+    Returns ([left] bin of each, numbered from ``bins``, unit of each new bin). Updates ``target`` [U].
+    """
+    bin_of = np.empty(left.size, np.int64)
+    unit_of = np.empty(left.size, np.int64)
+    free = np.empty(left.size, np.int64)
     extras = 0
     for k in range(left.size):
         i = left[k]
         found = -1
         for e in range(extras):
-            if extra_room[e] >= tokens[i] and (
-                found < 0 or target[extra_unit[e]] > target[extra_unit[found]]
-            ):
+            if free[e] >= tokens[i] and (found < 0 or target[unit_of[e]] > target[unit_of[found]]):
                 found = e
         if found < 0:
             best = -1
             for u in range(target.size):
-                if room[u] >= tokens[i] and (best < 0 or target[u] > target[best]):
+                if room[u] >= tokens[i] and (
+                    best < 0
+                    or (target[u] - fixed) / 65536 * pace[u] > (target[best] - fixed) / 65536 * pace[best]
+                ):
                     best = u
             found = extras
-            extra_unit[found] = best
-            extra_bin[found] = counts[best]
-            extra_room[found] = room[best]
-            counts[best] += 1
+            unit_of[found] = best
+            free[found] = room[best]
             target[best] -= fixed
             extras += 1
-        unit_of[i] = extra_unit[found]
-        bin_of[i] = extra_bin[found]
-        extra_room[found] -= tokens[i]
-        target[extra_unit[found]] -= work[i]
+        bin_of[k] = bins + found
+        free[found] -= tokens[i]
+        target[unit_of[found]] -= work[i]
+    return bin_of, unit_of[:extras].copy()
+
+
+@kernel
+def next_fit_padded(tokens, order, offsets, capacity):
+    """Cut each list into bins in its order, where every sample counts as the longest of its bin.
+
+    Arguments and result as of `first_fit`.
+    """
+    bounds = np.empty(order.size + 1, np.int64)
+    list_of = np.empty(order.size, np.int64)
+    bounds[0] = 0
+    found = 0
+    for g in range(offsets.size - 1):
+        count = np.int64(0)
+        longest = np.int64(0)
+        for i in range(offsets[g], offsets[g + 1]):
+            longest = max(longest, tokens[order[i]])
+            count += 1
+            if count > 1 and count * longest > capacity[g]:
+                bounds[found + 1] = i
+                list_of[found] = g
+                found += 1
+                count = 1
+                longest = tokens[order[i]]
+        if count > 0:
+            bounds[found + 1] = offsets[g + 1]
+            list_of[found] = g
+            found += 1
+    return order, bounds[: found + 1].copy(), list_of[:found].copy()

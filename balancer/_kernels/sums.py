@@ -8,14 +8,19 @@ from packing._jit import kernel
 
 
 @kernel
-def batch_sums(values, order, offsets):
-    """[M] sum of ``values`` over each micro-batch."""
-    batches = offsets.size - 1
-    sums = np.zeros(batches, np.int64)
-    for m in range(batches):
+def reorder(rows, order, offsets, by_slot):
+    """(rows of the samples, offsets) with the micro-batches in the order ``by_slot``."""
+    new_order = np.empty(order.size, np.int64)
+    new_offsets = np.empty(offsets.size, np.int64)
+    new_offsets[0] = 0
+    at = 0
+    for k in range(by_slot.size):
+        m = by_slot[k]
         for i in range(offsets[m], offsets[m + 1]):
-            sums[m] += values[order[i]]
-    return sums
+            new_order[at] = rows[order[i]]
+            at += 1
+        new_offsets[k + 1] = at
+    return new_order, new_offsets
 
 
 @kernel

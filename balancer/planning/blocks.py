@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from balancer.planning.layout import slowness
+from balancer.planning.layout import SPEED_UNIT, slowness
 from balancer.planning.problem import Ints, Problem
+from balancer.topology import Topology
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Blocks:
-    """The groups that a plan may use. Axis: N = blocks, those of degree j at ``bounds[j]:bounds[j + 1]``."""
+    """Axis: N = groups of neighbouring ranks, those of the j-th degree at ``bounds[j]:bounds[j + 1]``."""
 
     starts: Ints
     """[N] first rank."""
@@ -28,23 +30,27 @@ class Blocks:
 
 def make_blocks(problem: Problem) -> Blocks:
     """All groups of the allowed degrees."""
-    starts = [problem.topology.group_starts(d) for d in problem.cp_degrees]
-    pace = slowness(problem)
-    equal = bool(np.all(pace == pace[0]) and np.all(problem.max_tokens == problem.max_tokens[0]))
-    rooms, paces = [], []
-    for first, degree in zip(starts, problem.cp_degrees, strict=True):
-        if equal:
-            rooms.append(np.full(first.size, degree * problem.max_tokens[0]))
-            paces.append(np.full(first.size, pace[0]))
-            continue
-        members = first[:, None] + np.arange(degree)
-        rooms.append(degree * problem.max_tokens[members].min(axis=1))
-        paces.append(pace[members].max(axis=1))
+    topology = problem.topology
+    starts, degree, bounds = _groups(topology.ranks, topology.ranks_per_node, problem.cp_degrees)
+    if topology.speed is None and problem.same_caps:
+        room, pace = degree * problem.max_tokens[0], np.full(starts.size, SPEED_UNIT)
+    else:
+        slow = slowness(problem)
+        least = np.array(
+            [problem.max_tokens[s : s + d].min() for s, d in zip(starts, degree, strict=True)], np.int64
+        )
+        pace = np.array([slow[s : s + d].max() for s, d in zip(starts, degree, strict=True)], np.int64)
+        room = degree * least
+    return Blocks(starts=starts, degree=degree, bounds=bounds, room=room, pace=pace)
+
+
+@lru_cache(maxsize=64)
+def _groups(ranks: int, ranks_per_node: int | None, degrees: tuple[int, ...]) -> tuple[Ints, Ints, Ints]:
+    topology = Topology(ranks, ranks_per_node=ranks_per_node)
+    starts = [topology.group_starts(d) for d in degrees]
     sizes = [first.size for first in starts]
-    return Blocks(
-        starts=np.concatenate(starts),
-        degree=np.repeat(np.array(problem.cp_degrees, np.int64), sizes),
-        bounds=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        room=np.concatenate(rooms),
-        pace=np.concatenate(paces),
+    return (
+        np.concatenate(starts),
+        np.repeat(np.array(degrees, np.int64), sizes),
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
     )

@@ -52,7 +52,7 @@ class Ladder:
         return lo, bool(fits)
 
     def clamped_ranges(self, problem: Problem, guess: float) -> Ints:
-        """[D] the same for a plan: what ends nowhere in time goes where it fits, short samples stay narrow."""
+        """[D] the same for a plan: what ends nowhere in time goes widest, short samples stay narrow."""
         lo, _ = self.ranges(guess)
         lo[-1] = 0
         lo[0] = min(lo[0], self.time_ns.shape[1])
@@ -71,14 +71,55 @@ def ladder_of(problem: Problem) -> Ladder:
     return ladder
 
 
-def least_batches(problem: Problem) -> tuple[int, int]:
-    """(micro-batches that the ranks together run at least, one shared by d ranks counting d; at most)."""
-    tokens = int(problem.num_tokens.sum())
-    least = -(-tokens // int(problem.max_tokens.max()))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supply:
+    """What the ranks have to give to samples within a guess of the step time."""
+
+    power: float
+    """Sum of the speeds."""
+    equal: bool
+    """Whether all speeds are equal."""
+    ranks: float
+    least_batches: float
+    """Micro-batches of a rank (slots under ``sync="micro_batch"``) that every plan has at least on average."""
+    most_batches: float
+    """The same, at most."""
+    fixed_ns: int
+    """Least nanoseconds of a micro-batch, or of a dummy."""
+    spent_ns: float
+    """Nanoseconds that no single sample can use: the other slots' fixed costs."""
+
+
+def supply_of(problem: Problem) -> Supply:
+    """Count the micro-batches that every plan needs."""
+    ranks = problem.ranks
+    speed = np.ones(ranks) if problem.topology.speed is None else problem.topology.speed
+    equal = bool(speed.min() == speed.max())
+    fixed = min(problem.fixed_ns(d) for d in (1, *problem.cp_degrees))
+    tokens, largest_cap = int(problem.num_tokens.sum()), int(problem.max_tokens.max())
+    least = -(-tokens // largest_cap)
     if problem.cp_degrees == (1,):
         # Two samples above half the cap never share a micro-batch.
-        least = max(least, int(np.count_nonzero(2 * problem.num_tokens > problem.max_tokens.max())))
-    return least, max(len(problem) * problem.cp_degrees[-1], least)
+        least = max(least, int(np.count_nonzero(2 * problem.num_tokens > largest_cap)))
+    if problem.sync == "micro_batch":
+        slots = max(1, -(-tokens // int(problem.max_tokens.sum())), -(-least // ranks))
+        slots = -(-slots // problem.slots_multiple_of) * problem.slots_multiple_of
+        most = float(len(problem) * problem.slots_multiple_of + slots)
+        if problem.micro_batches is not None:
+            slots = max(slots, problem.micro_batches)
+            most = float(slots)
+        return Supply(
+            power=float(speed.sum()), equal=equal, ranks=float(ranks), least_batches=float(slots),
+            most_batches=most, fixed_ns=fixed, spent_ns=(slots - 1) * fixed / float(speed.max()),
+        )  # fmt: skip
+    # With equal speeds the mean number counts, otherwise that of any one rank.
+    most = len(problem) * problem.cp_degrees[-1] / ranks if equal else float(len(problem))
+    if problem.micro_batches is not None:
+        most = min(most, float(problem.micro_batches))
+    return Supply(
+        power=float(speed.sum()), equal=equal, ranks=float(ranks), least_batches=least / ranks,
+        most_batches=max(most, least / ranks), fixed_ns=fixed, spent_ns=0.0,
+    )  # fmt: skip
 
 
 def build_ladder(problem: Problem) -> Ladder:
@@ -87,94 +128,64 @@ def build_ladder(problem: Problem) -> Ladder:
     Raises:
         ValueError: no guess is possible, which means costs beyond 2**60 nanoseconds.
     """
-    ranks, topology = problem.ranks, problem.topology
-    degrees = problem.cp_degrees
-    fixed = np.array([problem.fixed_ns(d) for d in degrees], np.int64)
-    speeds = np.ones(ranks) if topology.speed is None else np.sort(topology.speed)[::-1]
+    supply, stages = supply_of(problem), problem.topology.pipeline_stages
+    degrees = np.array(problem.cp_degrees, np.int64)
+    fixed = np.array([problem.fixed_ns(d) for d in problem.cp_degrees], np.int64)
+    speed = np.ones(problem.ranks) if problem.topology.speed is None else problem.topology.speed
     # d ranks go at the pace of the slowest: at best at that of the d-th fastest.
-    speed = speeds[np.array(degrees) - 1]
-    power = float(speeds.sum())
-    equal_power = bool(speeds[0] == speeds[-1])
-    stages = topology.pipeline_stages
-    base = problem.work_ns(degrees[0])
+    group_speed = np.sort(speed)[::-1][degrees - 1]
+    memory = np.array([problem.first_that_fits(d) for d in problem.cp_degrees], np.int64)
+    base = problem.work_ns(problem.cp_degrees[0])
     base_sums = np.zeros(len(problem) + 1)
     np.cumsum(base, out=base_sums[1:])
-    base_sums *= degrees[0]
-    memory = np.array([problem.first_that_fits(d) for d in degrees], np.int64)
+    base_sums *= float(degrees[0])
+    # Whole nanoseconds round each time by half a one, which is degree / 2 in rank-time.
+    slack = float(len(problem) * degrees[-1]) if degrees.size > 1 else 0.0
+    start = _least_guess_of_sum(base_sums[-1] - slack, supply, stages) if degrees[0] == 1 else 0
 
-    least, most = least_batches(problem)
-    if problem.sync == "micro_batch":
-        slots = max(1, -(-int(problem.num_tokens.sum()) // int(problem.max_tokens.sum())), -(-least // ranks))
-        per_rank = [slots, most]
-        if problem.micro_batches is not None:
-            per_rank = [max(slots, problem.micro_batches)] * 2
-        # Every other slot takes its fixed cost, on every rank.
-        spent = float((per_rank[0] - 1) * fixed.min())
-    else:
-        per_rank = [least / ranks, most / ranks]
-        if problem.micro_batches is not None:
-            per_rank[1] = max(per_rank[0], min(per_rank[1], problem.micro_batches))
-        spent = 0.0
-
-    def least_guess(start: int, time: Ints, area: Floats, count: int) -> int:
-        # Whole nanoseconds round each time by half a one, up to degree / 2 in rank-time.
-        slack = float(len(problem) * degrees[count - 1]) if count > 1 else 0.0
-        return int(
-            bound.least_guess(
-                start, spent, fixed[:count], stages, speed[:count], memory[:count], base, base_sums, time, area,
-                slack, power, float(ranks), float(per_rank[0]), float(per_rank[1]), equal_power,
-            )
-        )  # fmt: skip
-
-    # Rank-time on the smallest degree alone: which samples can ever need a larger one?
-    area_guess = _area_guess(
-        base_sums[-1] - len(problem) * degrees[-1] * (len(degrees) > 1),
-        power, float(ranks), fixed, stages, per_rank, equal_power,
-    )  # fmt: skip
-    if len(degrees) == 1:
-        longest = 0
-    elif degrees[0] == 1:
-        share = NARROWEST * (1 if problem.sync == "step" and stages == 1 else 1 / (per_rank[0] + stages - 1))
-        limit = int(area_guess * share / stages * speed[0]) - int(fixed[0])
-        longest = int(bound.first_within(limit, memory[0], base))
-    else:
-        # A larger smallest degree may cost more rank-time than its multiples do; look at all samples.
-        longest = len(problem)
-    time = np.empty((len(degrees) - 1, longest), np.int64)
-    area = np.zeros((len(degrees) - 1, longest + 1))
+    longest = len(problem)
+    if degrees[0] == 1:
+        # Communication only adds to rank-time: who ends in time on one rank needs no larger degree.
+        share = NARROWEST
+        if problem.sync == "micro_batch" or stages > 1:
+            share /= max(supply.least_batches, 1.0) + stages - 1
+        limit = int(start * share / stages * group_speed[0]) - int(fixed[0])
+        longest = int(bound.first_within(limit, memory[0], base)) if degrees.size > 1 else 0
+    time = np.empty((0, longest), np.int64)
+    if degrees.size > 1:
+        time = problem.work_ns_of_longest(problem.cp_degrees[1:], longest)
+    area = np.zeros((degrees.size - 1, longest + 1))
     least_area = np.full(longest, np.inf)
-    for j in range(len(degrees) - 1, 0, -1):
-        time[j - 1] = problem.work_ns_of_longest(degrees[j], longest)
+    for j in range(degrees.size - 1, 0, -1):
         np.minimum(least_area, time[j - 1] * float(degrees[j]), out=least_area)
         np.cumsum(least_area, out=area[j - 1, 1:])
-    if degrees[0] > 1 and longest:
+    if degrees[0] > 1:
         np.minimum(least_area, base * float(degrees[0]), out=least_area)
         np.cumsum(least_area, out=base_sums[1:])
-        area_guess = 0
-    bound_ns = least_guess(area_guess, time, area, len(degrees))
-    if bound_ns < 0:
+    lower_bound = int(
+        bound.least_guess(
+            start, supply.spent_ns, fixed, stages, group_speed, memory, base, base_sums, time, area, slack,
+            supply.power, supply.ranks, float(supply.fixed_ns), supply.least_batches, supply.most_batches,
+            supply.equal,
+        )
+    )  # fmt: skip
+    if lower_bound < 0:
         raise ValueError(
-            "the cost model predicts steps beyond 2**60 nanoseconds (36 years), or max_tokens leaves no "
-            "feasible plan. Coefficients are seconds per token and per pair; check their unit."
+            "the cost model predicts steps beyond 2**60 nanoseconds (36 years). Coefficients are seconds per "
+            "token and per pair; check their unit."
         )
     return Ladder(
-        degrees=np.array(degrees, np.int64), fixed_ns=fixed, memory=memory, speed=speed, base_ns=base,
-        base_sums=base_sums, time_ns=time, lower_bound_ns=bound_ns,
+        degrees=degrees, fixed_ns=fixed, memory=memory, speed=group_speed, base_ns=base, base_sums=base_sums,
+        time_ns=time, lower_bound_ns=lower_bound,
     )  # fmt: skip
 
 
-def _area_guess(
-    total: float, power: float, ranks: float, fixed: Ints, stages: int, per_rank: list[float], equal: bool
-) -> int:
+def _least_guess_of_sum(total: float, supply: Supply, stages: int) -> int:
     """Least guess at which the ranks can do ``total`` nanoseconds of work, were there no single samples."""
-    one = np.zeros(1, np.int64)
-    return max(
-        0,
-        int(
-            bound.least_guess(
-                0, 0.0, fixed[:1] * 0 + fixed.min(), stages, np.ones(1), np.zeros(1, np.int64), one,
-                np.array([0.0, total]), np.empty((0, 0), np.int64), np.empty((0, 1)), 0.0, power, ranks,
-                float(per_rank[0]), float(per_rank[1]), equal,
-            )
-        ),
+    nothing, one = np.zeros(1, np.int64), np.ones(1)
+    guess = bound.least_guess(
+        0, 0.0, nothing, stages, one, nothing, nothing, np.array([0.0, total]), np.empty((0, 0), np.int64),
+        np.empty((0, 1)), 0.0, supply.power, supply.ranks, float(supply.fixed_ns), supply.least_batches,
+        supply.most_batches, supply.equal,
     )  # fmt: skip
+    return max(int(guess), 0)

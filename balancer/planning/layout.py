@@ -31,12 +31,29 @@ class Layout:
     """[M + 1] Bounds of the micro-batches in ``order``."""
     slot: Ints | None = None
     """[M] Slot of each; ``None``: as early as the order allows."""
+    to_longest: bool = False
+    """Whether every sample is padded to the longest of its micro-batch."""
 
 
-def layout_of(batch_of: Ints, first_rank: Ints, cp_degree: Ints, slot: Ints | None = None) -> Layout:
+def layout_of(
+    batch_of: Ints, first_rank: Ints, cp_degree: Ints, slot: Ints | None = None, to_longest: bool = False
+) -> Layout:
     """The layout in which sample s stands in micro-batch ``batch_of[s]``."""
     order, offsets = group_by(batch_of, first_rank.size)
-    return Layout(first_rank=first_rank, cp_degree=cp_degree, order=order, offsets=offsets, slot=slot)
+    return Layout(
+        first_rank=first_rank,
+        cp_degree=cp_degree,
+        order=order,
+        offsets=offsets,
+        slot=slot,
+        to_longest=to_longest,
+    )
+
+
+def empty_layout() -> Layout:
+    """The layout of a step without samples."""
+    none = np.zeros(0, np.int64)
+    return Layout(first_rank=none, cp_degree=none, order=none, offsets=np.zeros(1, np.int64))
 
 
 def slowness(problem: Problem) -> Ints:
@@ -47,23 +64,38 @@ def slowness(problem: Problem) -> Ints:
     return np.ceil(SPEED_UNIT / speed).astype(np.int64)
 
 
-def batch_costs_ns(problem: Problem, layout: Layout) -> Ints:
-    """[M] nanoseconds of each micro-batch on each of its ranks, at nominal speed."""
-    cost: Ints = np.zeros(layout.first_rank.size, np.int64)
-    for degree in np.unique(layout.cp_degree).tolist():
-        mine = layout.cp_degree == degree
-        total = sums.batch_sums(problem.work_ns(degree), layout.order, layout.offsets)
-        cost[mine] = total[mine] + problem.fixed_ns(degree)
-    return cost
+def batch_columns(problem: Problem, layout: Layout) -> tuple[Ints, Ints]:
+    """([M] nanoseconds on each rank at nominal speed, [M] tokens with padding) of the micro-batches."""
+    if layout.first_rank.size == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    counts = np.bincount(layout.cp_degree)
+    degrees = np.flatnonzero(counts)
+    common = int(degrees[np.argmax(counts[degrees])])
+    work = problem.work_ns(common)[layout.order]
+    tokens = problem.num_tokens[layout.order]
+    fixed = np.full(layout.first_rank.size, problem.fixed_ns(common))
+    if common > 1:
+        tokens = padded(tokens, common)
+    if degrees.size > 1:
+        degree_of = np.repeat(layout.cp_degree, np.diff(layout.offsets))
+        others = np.flatnonzero(degree_of != common)
+        for degree in degrees[degrees != common].tolist():
+            mine = others[degree_of[others] == degree]
+            lengths = problem.num_tokens[layout.order[mine]]
+            work[mine] = problem.cost.nanoseconds(lengths, degree)
+            tokens[mine] = padded(lengths, degree)
+            fixed[layout.cp_degree == degree] = problem.fixed_ns(degree)
+    return _batch_sums(layout, work) + fixed, _batch_sums(layout, tokens)
 
 
-def batch_tokens(problem: Problem, layout: Layout) -> Ints:
-    """[M] tokens of each micro-batch, alignment padding included."""
-    tokens: Ints = np.zeros(layout.first_rank.size, np.int64)
-    for degree in np.unique(layout.cp_degree).tolist():
-        mine = layout.cp_degree == degree
-        tokens[mine] = sums.batch_sums(padded(problem.num_tokens, degree), layout.order, layout.offsets)[mine]
-    return tokens
+def _batch_sums(layout: Layout, values: Ints) -> Ints:
+    """[M] sums of a column in layout order, or the longest sample's value times the number of samples."""
+    first = layout.offsets[:-1]
+    if layout.to_longest:
+        largest: Ints = np.maximum.reduceat(values, first) * np.diff(layout.offsets)
+        return largest
+    total: Ints = np.add.reduceat(values, first)
+    return total
 
 
 def step_times_ns(
@@ -92,37 +124,37 @@ def slots_of(problem: Problem, layout: Layout) -> tuple[Ints, int]:
     if slot is None:
         slot = sums.next_slots(layout.first_rank, layout.cp_degree, problem.ranks)
     used = int(slot.max(initial=-1)) + 1
-    return slot, used if problem.micro_batches is None else max(used, problem.micro_batches)
+    if problem.micro_batches is not None:
+        return slot, max(used, problem.micro_batches)
+    return slot, -(-used // problem.slots_multiple_of) * problem.slots_multiple_of
 
 
 def objective_ns(problem: Problem, layout: Layout) -> int:
     """Nanoseconds of the step under this layout."""
     slot, num_slots = slots_of(problem, layout)
-    return step_times_ns(problem, layout, batch_costs_ns(problem, layout), slot, num_slots)[1]
+    return step_times_ns(problem, layout, batch_columns(problem, layout)[0], slot, num_slots)[1]
 
 
 def seconds(nanoseconds: Ints) -> NDArray[np.float64]:
     """The same times as float64 seconds."""
-    times: NDArray[np.float64] = nanoseconds * 1e-9
+    times: NDArray[np.float64] = nanoseconds.astype(np.float64) * 1e-9
     return times
 
 
 def make_plan(problem: Problem, layout: Layout, *, lower_bound_ns: int, policy: str) -> StepPlan:
     """The plan of a layout: slots, predicted times and columns in execution order."""
     slot, num_slots = slots_of(problem, layout)
-    cost = batch_costs_ns(problem, layout)
+    cost, tokens = batch_columns(problem, layout)
     rank_time, step_time = step_times_ns(problem, layout, cost, slot, num_slots)
-    by_slot = np.lexsort((layout.first_rank, slot))
-    sizes = np.diff(layout.offsets)[by_slot]
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    take = np.repeat(layout.offsets[:-1][by_slot] - offsets[:-1], sizes) + np.arange(len(problem))
+    by_slot = np.argsort(slot * problem.ranks + layout.first_rank, kind="stable")
+    order, offsets = sums.reorder(problem.rows, layout.order, layout.offsets, by_slot)
     batches = MicroBatches(
         first_rank=layout.first_rank[by_slot].astype(np.int32),
         cp_degree=layout.cp_degree[by_slot].astype(np.int32),
         slot=slot[by_slot].astype(np.int32),
-        tokens=batch_tokens(problem, layout)[by_slot],
+        tokens=tokens[by_slot],
         cost_s=seconds(cost[by_slot]),
-        order=problem.rows[layout.order[take]],
+        order=order,
         offsets=offsets,
     )
     return StepPlan(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from balancer._kernels.order import longest_first
+from balancer._kernels.order import first_at_most, longest_first
 from balancer.topology import Topology
 from packing.table import SampleTable
 
@@ -52,6 +52,10 @@ class Problem:
     micro_batches: int | None
     """Slots every rank runs; ``None``: free."""
     seed: int
+    slots_multiple_of: int = 1
+    """The number of slots is a multiple of this."""
+    effort: int = 0
+    """Trials of the local search."""
     min_length: Mapping[int, int] = field(default_factory=dict)
     """Shortest sample that each degree may take; 1 where nothing is said."""
     _cache: dict[Any, Any] = field(default_factory=dict)
@@ -60,14 +64,26 @@ class Problem:
         return int(self.rows.size)
 
     @property
+    def _caps(self) -> Ints:
+        if "caps" not in self._cache:
+            self._cache["caps"] = np.sort(self.max_tokens)
+        caps: Ints = self._cache["caps"]
+        return caps
+
+    @property
     def ranks(self) -> int:
         """Data ranks."""
         return self.topology.ranks
 
+    @property
+    def same_caps(self) -> bool:
+        """Whether all ranks hold as many tokens."""
+        return bool(self._caps[0] == self._caps[-1])
+
     def work_ns(self, cp_degree: int = 1) -> Ints:
         """[S] nanoseconds of each sample on every rank of a group, without the fixed cost."""
         if cp_degree not in self._cache:
-            self._cache[cp_degree] = self._evaluate(cp_degree, self.num_tokens)
+            self._cache[cp_degree] = self.cost.nanoseconds(self.num_tokens, cp_degree)
         work: Ints = self._cache[cp_degree]
         return work
 
@@ -75,33 +91,45 @@ class Problem:
         """Nanoseconds of every micro-batch of a group, whatever it holds."""
         return self.cost.fixed_nanoseconds(cp_degree)
 
-    def work_ns_of_longest(self, cp_degree: int, count: int) -> Ints:
-        """[count] the same, for the ``count`` longest samples."""
-        if cp_degree in self._cache:
-            return self.work_ns(cp_degree)[:count]
-        return self._evaluate(cp_degree, self.num_tokens[:count])
+    def work_ns_of_longest(self, cp_degrees: Sequence[int], count: int) -> Ints:
+        """[D, count] the same at several degrees, for the ``count`` longest samples."""
+        return self._by_degree(cp_degrees, self.num_tokens[:count])
+
+    def work_ns_of(self, cp_degrees: Sequence[int], samples: Ints) -> Ints:
+        """[D, samples] the same for some samples."""
+        return self._by_degree(cp_degrees, self.num_tokens[samples])
+
+    def cost_of(self, length: int) -> list[int]:
+        """[D] nanoseconds of one length at every allowed degree."""
+        costs: list[int] = self._by_degree(self.cp_degrees, np.array([length], np.int64))[:, 0].tolist()
+        return costs
+
+    def _by_degree(self, cp_degrees: Sequence[int], lengths: Ints) -> Ints:
+        if hasattr(self.cost, "nanoseconds_by_degree"):
+            together: Ints = self.cost.nanoseconds_by_degree(lengths, cp_degrees)
+            return together
+        return np.stack([self.cost.nanoseconds(lengths, d) for d in cp_degrees])
 
     def group_room(self, cp_degree: int) -> int:
         """Tokens that the roomiest group of ``cp_degree`` ranks there could be holds."""
-        return cp_degree * int(np.sort(self.max_tokens)[-cp_degree])
+        return cp_degree * int(self._caps[-cp_degree])
 
     def first_that_fits(self, cp_degree: int) -> int:
         """First sample that some group of this degree can hold; all shorter ones fit as well."""
-        need = padded(self.num_tokens, cp_degree)
-        return int(np.searchsorted(-need, -self.group_room(cp_degree)))
+        pieces = 2 * cp_degree if cp_degree > 1 else 1
+        return int(first_at_most(self.num_tokens, self.group_room(cp_degree) // pieces * pieces))
+
+    def homeless(self) -> Ints:
+        """Samples that no allowed degree can hold, whatever else runs."""
+        fits = np.zeros(len(self), np.bool_)
+        for degree, short in zip(self.cp_degrees, self.first_too_short().tolist(), strict=True):
+            fits[self.first_that_fits(degree) : short] = True
+        return np.flatnonzero(~fits)
 
     def first_too_short(self) -> Ints:
         """[D] first sample below each degree's least length; all shorter ones are too."""
-        least = [self.min_length.get(d, 1) for d in self.cp_degrees]
-        return np.searchsorted(-self.num_tokens, -np.array(least, np.int64), side="right")
-
-    def _evaluate(self, cp_degree: int, lengths: Ints) -> Ints:
-        # Equal lengths are neighbours: one evaluation each.
-        if lengths.size == 0:
-            return np.zeros(0, np.int64)
-        first = np.flatnonzero(np.diff(lengths, prepend=lengths[0] + 1))
-        work = self.cost.nanoseconds(lengths[first], cp_degree)
-        return np.repeat(work, np.diff(first, append=lengths.size))
+        least = [self.min_length.get(d, 0) for d in self.cp_degrees]
+        return np.array([first_at_most(self.num_tokens, n - 1) for n in least], np.int64)
 
 
 def padded(num_tokens: Ints, cp_degree: int) -> Ints:
@@ -148,6 +176,10 @@ def make_problem(
     sync: str,
     micro_batches: int | None,
     seed: int,
+    min_length: Mapping[int, int] | None = None,
+    slots_multiple_of: int = 1,
+    effort: int = 0,
+    check_fits: bool = True,
 ) -> Problem:
     """Check every argument of `balancer.plan_step` and sort the samples, longest first."""
     lengths = check_lengths(table_or_lengths)
@@ -156,6 +188,14 @@ def make_problem(
     if micro_batches is not None and (int(micro_batches) != micro_batches or micro_batches < 1):
         raise ValueError(
             f"micro_batches must be a whole number of at least 1 or None, got {micro_batches!r}."
+        )
+    for name, count, least in (("slots_multiple_of", slots_multiple_of, 1), ("effort", effort, 0)):
+        if int(count) != count or count < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {count!r}.")
+    if micro_batches is not None and micro_batches % slots_multiple_of:
+        raise ValueError(
+            f"micro_batches must be a multiple of slots_multiple_of, got {micro_batches} and "
+            f"{slots_multiple_of}."
         )
     capacity = _check_capacity(max_tokens, topology.ranks)
     degrees = _check_degrees(cp_degrees, topology.ranks)
@@ -172,9 +212,23 @@ def make_problem(
         sync=sync,
         micro_batches=None if micro_batches is None else int(micro_batches),
         seed=int(seed),
+        slots_multiple_of=int(slots_multiple_of),
+        effort=int(effort),
+        min_length=_check_min_length(min_length or {}, degrees),
     )
-    _check_fits(problem)
+    if check_fits:
+        _check_fits(problem)
     return problem
+
+
+def _check_min_length(min_length: Mapping[int, int], degrees: tuple[int, ...]) -> dict[int, int]:
+    unknown = sorted(set(min_length) - set(degrees))
+    if unknown or any(int(n) != n or n < 0 for n in min_length.values()):
+        raise ValueError(
+            f"min_length must map degrees of cp_degrees {degrees} to whole numbers of tokens, got "
+            f"{dict(min_length)!r}."
+        )
+    return {int(degree): int(least) for degree, least in min_length.items()}
 
 
 def _check_capacity(max_tokens: int | Sequence[int] | Ints, ranks: int) -> Ints:
@@ -200,14 +254,18 @@ def _check_degrees(cp_degrees: Sequence[int], ranks: int) -> tuple[int, ...]:
 
 
 def _check_fits(problem: Problem) -> None:
-    if len(problem) == 0:
+    if not problem.min_length and problem.first_that_fits(problem.cp_degrees[-1]) == 0:
         return
+    homeless = problem.homeless()
+    if homeless.size == 0:
+        return
+    sample = int(homeless[0])
+    row, length = problem.rows[sample], problem.num_tokens[sample]
     degree = problem.cp_degrees[-1]
-    room = degree * int(problem.max_tokens.max())
-    too_long = np.flatnonzero(padded(problem.num_tokens, degree) > room)
-    if too_long.size:
-        raise ValueError(
-            f"{too_long.size} of {len(problem)} samples fit no allowed degree: a micro-batch on {degree} "
-            f"ranks holds {room} tokens, row {problem.rows[0]} has {problem.num_tokens[0]}. Raise max_tokens, "
-            "allow larger cp_degrees, or drop or split long samples before planning."
-        )
+    reason = f"a micro-batch on {degree} ranks holds {problem.group_room(degree)} tokens"
+    if problem.min_length:
+        reason += f" and min_length is {dict(problem.min_length)}"
+    raise ValueError(
+        f"{homeless.size} of {len(problem)} samples fit no allowed degree: {reason}, row {row} has {length}. "
+        "Raise max_tokens, allow other cp_degrees, or drop or split such samples before planning."
+    )

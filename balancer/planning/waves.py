@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from balancer._kernels import waves as kernels
 from balancer._kernels.fill import fill
-from balancer._kernels.sums import batch_sums
 from balancer.planning.blocks import Blocks, make_blocks
 from balancer.planning.ladder import Ladder, ladder_of
 from balancer.planning.layout import Layout, layout_of, objective_ns
@@ -49,8 +49,8 @@ def divide(problem: Problem) -> Layout:
     if best is None:
         raise ValueError(
             f"no plan with {problem.micro_batches} micro-batches a rank was found: the step has "
-            f"{problem.num_tokens.sum()} tokens, {problem.ranks} ranks hold {problem.max_tokens.sum()} in one "
-            "slot. Allow more micro_batches, or leave their number free."
+            f"{problem.num_tokens.sum()} tokens, {problem.ranks} ranks hold {problem.max_tokens.sum()} a slot. "
+            "Allow more micro_batches, or leave their number free."
         )
     return best
 
@@ -114,14 +114,14 @@ def _fill_rest(
     batch_of: Ints,
     wide_slot: Ints,
     wide_block: Ints,
-    taken: np.ndarray,
+    taken: NDArray[np.bool_],
     heights: Ints,
 ) -> Layout | None:
     """Fill a micro-batch for each free group of the smallest degree, and deal them."""
     slots, base, fixed = heights.size, int(ladder.degrees[0]), int(ladder.fixed_ns[0])
     groups = int(blocks.bounds[1])
     starts = blocks.starts[:groups]
-    free = ~taken[:, starts] if base == 1 else ~taken[:, starts[:, None] + np.arange(base)].any(axis=2)
+    free = np.logical_not(taken[:, starts[:, None] + np.arange(base)].any(axis=2))
     tallest_first = np.argsort(-heights, kind="stable")
     unit_slot, unit_block = np.nonzero(free[tallest_first])
     work = ladder.base_ns[wide:]
@@ -169,7 +169,6 @@ def _common_height(heights: Ints, slot_units: Ints, work: Ints, fixed: int) -> I
 
     The level is the least at which the slots hold the work, were they filled to the top.
     """
-    slots = heights.size
     first = slot_units[:-1]
     seed = (
         np.where(first < work.size, work[np.minimum(first, max(work.size - 1, 0))] + fixed, 0)

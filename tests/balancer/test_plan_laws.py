@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer import POLICIES, CostModel, Topology, plan_step
+from balancer import POLICIES, CostModel, Topology, check_plan, plan_step
 
 COST = CostModel(linear=2e-4, quadratic=1e-8, fixed=0.05)
 lengths = st.lists(st.integers(1, 1000), max_size=60).map(lambda x: np.array(x, np.int64))
@@ -55,6 +55,8 @@ def check(plan, step):
     assert np.all(batches.first_rank + degree <= ranks)
     for m in range(len(batches)):
         n = step["table_or_lengths"][batches.samples(m)]
+        if plan.policy == "padded":
+            n = np.full_like(n, n.max())
         pieces = 2 * degree[m] if degree[m] > 1 else 1
         assert batches.tokens[m] == (-(-n // pieces) * pieces).sum()
         expected = step["cost"].fixed + step["cost"](n, int(degree[m])).sum()
@@ -66,6 +68,13 @@ def check(plan, step):
         seen |= set(mine.tolist())
     assert seen == set(range(len(batches)))
     assert plan.num_slots == batches.slot.max(initial=-1) + 1
+    check_plan(
+        plan,
+        step["table_or_lengths"],
+        max_tokens=step["max_tokens"],
+        cost=step["cost"],
+        cp_degrees=step["cp_degrees"],
+    )
     assert plan.time_s >= plan.lower_bound_s
     assert plan.gap >= 0
     assert plan.time_s >= plan.rank_time_s.max() - 1e-9 or plan.sync == "micro_batch"

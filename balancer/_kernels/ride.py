@@ -1,0 +1,67 @@
+"""Short samples in the free room of wide micro-batches, where that is cheaper than one more micro-batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packing._jit import kernel
+
+
+@kernel
+def ride(tokens, time, level, start, degree, free, end, pace, unit, load):
+    """[C] micro-batch that each candidate rides in, -1 for none. Updates ``free`` [M] and ``load`` [R].
+
+    tokens: [C] falling; time: [L, C] nanoseconds at each level's degree; level: [M] of each wide
+    micro-batch, -1 where riding does not pay; free: [M] tokens. Micro-batch after micro-batch takes the
+    longest candidates that still fit, until it is full or a rank of its group would pass ``end``.
+    """
+    count = tokens.size
+    batch_of = np.full(count, -1, np.int64)
+    # next_free[i]: the first candidate from i on that rides nowhere yet, with path halving.
+    next_free = np.arange(count + 1)
+    for m in range(level.size):
+        if level[m] < 0:
+            continue
+        pieces = 2 * degree[m]
+        first = start[m]
+        slow = pace[first]
+        latest = load[first]
+        for r in range(first + 1, first + degree[m]):
+            slow = max(slow, pace[r])
+            latest = max(latest, load[r])
+        added = np.int64(0)
+        i = 0
+        while True:
+            room = free[m] // pieces * pieces
+            # The first candidate that fits: they fall, so that all later ones fit as well.
+            lo = i
+            hi = count
+            while lo < hi:
+                middle = (lo + hi) // 2
+                if tokens[middle] <= room:
+                    hi = middle
+                else:
+                    lo = middle + 1
+            i = lo
+            while next_free[i] != i:
+                next_free[i] = next_free[next_free[i]]
+                i = next_free[i]
+            if i >= count:
+                break
+            cost = time[level[m], i] * slow // unit + 1
+            if latest + added + cost > end:
+                # Shorter candidates may still end in time: halve the length.
+                lo = i
+                while lo < count and tokens[lo] * 2 > tokens[i]:
+                    lo += 1
+                if lo >= count:
+                    break
+                i = lo
+                continue
+            batch_of[i] = m
+            next_free[i] = i + 1
+            added += cost
+            free[m] -= (tokens[i] + pieces - 1) // pieces * pieces
+        for r in range(first, first + degree[m]):
+            load[r] += added
+    return batch_of
