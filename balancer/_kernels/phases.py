@@ -48,31 +48,33 @@ def spread_vectors(work, tokens, room, order, slow, base, scale):
 
 
 @kernel
-def stack_vectors(work, orders, stops, slow, base):
-    """[N] rank of each item: phase after phase, the items of each by longest processing time on its own load.
+def stack_vectors(work, tokens, room, order, phase_of, slow, base):
+    """[N] bin of each item: one after the other, to the bin with room that has the least load of its phase.
 
-    work: [P, N]; orders: all items, those of the first phase first, heaviest first; stops: [P] where each
-    phase's items end; slow: [R]; base: [P, R]. A linear search finds the least loaded rank. O(N * R).
+    work: [P, N]; tokens: [N]; room: [B]; order: items, first to last; phase_of: [N] whose load counts for
+    each item; slow: [B]; base: [P, B]. Stops, leaving -1, where no bin has room. O(N * B).
     """
-    phases, ranks = base.shape
+    phases, bins = base.shape
     load = base.copy()
-    rank_of = np.zeros(work.shape[1], np.int64)
-    k = 0
-    for phase in range(phases):
-        while k < stops[phase]:
-            i = orders[k]
-            best = 0
-            best_end = np.inf
-            for r in range(ranks):
-                end = load[phase, r] + work[phase, i] * slow[r]
-                if end < best_end:
-                    best = r
-                    best_end = end
-            rank_of[i] = best
-            for p in range(phases):
-                load[p, best] += work[p, i] * slow[best]
-            k += 1
-    return rank_of
+    free = room.copy()
+    bin_of = np.full(work.shape[1], -1, np.int64)
+    for k in range(order.size):
+        i = order[k]
+        phase = phase_of[i]
+        best = -1
+        best_end = np.inf
+        for b in range(bins):
+            end = load[phase, b] + work[phase, i] * slow[b]
+            if end < best_end and free[b] >= tokens[i]:
+                best = b
+                best_end = end
+        if best < 0:
+            return bin_of
+        bin_of[i] = best
+        free[best] -= tokens[i]
+        for p in range(phases):
+            load[p, best] += work[p, i] * slow[best]
+    return bin_of
 
 
 @kernel
@@ -228,3 +230,25 @@ def _effect(a, c, delta, load, slow, group, floor, top, who):
                 largest = max(largest, new_c)
             change += largest - top[g, p, 0]
     return change, squares, noise
+
+
+@kernel
+def first_fit_lists(tokens, offsets, capacity):
+    """[N] bin of each item, counted from 0 in its list: the first with room, by linear search.
+
+    tokens: [N] each in 1..capacity, list after list; offsets: [G + 1] bounds of the lists.
+    """
+    bin_of = np.zeros(tokens.size, np.int64)
+    room = np.empty(tokens.size, np.int64)
+    for g in range(offsets.size - 1):
+        used = 0
+        for i in range(offsets[g], offsets[g + 1]):
+            b = 0
+            while b < used and room[b] < tokens[i]:
+                b += 1
+            if b == used:
+                room[used] = capacity
+                used += 1
+            room[b] -= tokens[i]
+            bin_of[i] = b
+    return bin_of

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from balancer._kernels.phases import refine_vectors, spread_vectors, stack_vectors
-from balancer._kernels.place import first_fit
+from balancer._kernels.phases import first_fit_lists, refine_vectors, spread_vectors, stack_vectors
 from balancer.phasing.assembly import Ints, Placement
 from balancer.topology import Topology
 
@@ -18,7 +17,14 @@ REFINE_TRIALS = 3_000_000
 SPREAD_STEPS = 20_000_000
 """(sample, bin, phase) steps up to which the vector heuristic is tried, some 0.1 s."""
 
-_EXTRA_SLOTS = 2  # that the vector heuristic may add where its packs do not fit the language plan's slots
+STACK_STEPS = 1_000_000_000
+"""(sample, bin) steps up to which longest processing time is tried phase after phase, some 0.6 s."""
+
+_LONG_SHARE = 4  # samples longer than this part of a bin find no room once the others are spread
+_EXTRA_SLOTS = 2  # that may be added where packs of even phases do not fit the language plan's slots
+
+Loads = NDArray[np.float64]
+"""[P, ...] nanoseconds of each phase."""
 
 
 def joint_placements(
@@ -56,7 +62,7 @@ def joint_placements(
 def _refine_ranks(
     start: Placement,
     num_tokens: Ints,
-    loads: NDArray[np.float64],
+    loads: Loads,
     alone: Ints,
     topology: Topology,
     max_tokens: int,
@@ -64,12 +70,9 @@ def _refine_ranks(
     """Ranks meet once: bins are ranks, whose samples are packed into micro-batches afterwards."""
     slow = _slowness(topology)
     base = _shared_load(start, loads, alone, topology.ranks) * slow
-    work = np.ascontiguousarray(loads[:, alone])
-    tokens = num_tokens[alone]
+    work, tokens = np.ascontiguousarray(loads[:, alone]), num_tokens[alone]
     unlimited = np.full(topology.ranks, np.iinfo(np.int64).max // 4)
-    starts = [start.first_rank[start.batch_of[alone]], _stacked(work, slow, base)]
-    if work.size * topology.ranks <= SPREAD_STEPS:
-        starts.append(_spread(work, tokens, unlimited, slow, base))
+    starts = [start.first_rank[start.batch_of[alone]], *_starts(work, tokens, unlimited, slow, base)]
     group = np.zeros(topology.ranks, np.int64)
     floor = np.zeros((len(loads), 1))
     # Each phase's largest load is at least its mean and its largest item; within 0.01 % of that it is enough.
@@ -83,14 +86,49 @@ def _refine_ranks(
     return placements
 
 
-def _spread(
-    work: NDArray[np.float64],
-    tokens: Ints,
-    room: Ints,
-    slow: NDArray[np.float64],
-    base: NDArray[np.float64],
-) -> Ints:
-    """[N] bin of each item by the vector heuristic; some are -1 where the room was too small."""
+def _refine_slots(
+    start: Placement,
+    num_tokens: Ints,
+    loads: Loads,
+    alone: Ints,
+    topology: Topology,
+    max_tokens: int,
+    num_slots: int,
+) -> list[Placement]:
+    """Ranks meet in every slot: bins are the (slot, rank) places that no group covers."""
+    work, tokens = np.ascontiguousarray(loads[:, alone]), num_tokens[alone]
+    placements = []
+    for extra in range(_EXTRA_SLOTS + 1):
+        slot_of, rank_of, number, floor = _places(start, loads, topology, num_slots + extra)
+        slow = _slowness(topology)[rank_of]
+        room = np.full(slot_of.size, max_tokens, np.int64)
+        base = np.zeros((len(loads), slot_of.size))
+        starts = _starts(work, tokens, room, slow, base)
+        if topology.speed is None and slot_of.size == number.size:
+            starts += [_heaviest_first(bin_of, work, slot_of.size) for bin_of in starts]
+        if extra == 0:
+            mine = start.batch_of[alone]
+            starts.append(number[start.slot[mine], start.first_rank[mine]])
+        for bin_of in starts:
+            refine_vectors(work, tokens, room, slow, base, floor, slot_of, bin_of, 0.0, REFINE_TRIALS)
+            placements.append(_rebuilt(start, alone, bin_of, rank_of, slot_of))
+        if len(placements) > 1:
+            break
+    return placements
+
+
+def _starts(work: Loads, tokens: Ints, room: Ints, slow: NDArray[np.float64], base: Loads) -> list[Ints]:
+    """Assignments [N] of items to bins to begin from; those that left an item without room are dropped."""
+    starts = []
+    if tokens.size * room.size <= STACK_STEPS:
+        starts.append(_stacked(work, tokens, room, slow, base))
+    if work.size * room.size <= SPREAD_STEPS:
+        starts.append(_spread(work, tokens, room, slow, base))
+    return [bin_of for bin_of in starts if np.all(bin_of >= 0)]
+
+
+def _spread(work: Loads, tokens: Ints, room: Ints, slow: NDArray[np.float64], base: Loads) -> Ints:
+    """[N] bin of each item by the vector heuristic."""
     scale = (work.sum(axis=1) + base.sum(axis=1)) / (1.0 / slow).sum()
     weight = (work / np.where(scale > 0, scale, 1.0)[:, None]).max(axis=0)
     order = np.argsort(-weight, kind="stable")
@@ -98,61 +136,30 @@ def _spread(
     return bin_of
 
 
-def _stacked(work: NDArray[np.float64], slow: NDArray[np.float64], base: NDArray[np.float64]) -> Ints:
-    """[N] rank of each item: encoders' items first, by their encoder work, the text-only ones fill up."""
-    phases = work.shape[0]
-    owner = np.zeros(work.shape[1], np.int64)  # rows 1.. are encoders; the last one with work owns the item
-    for p in range(1, phases):
-        owner[work[p] > 0] = p
-    turns = [*range(phases - 1, 0, -1), 0]
-    orders = [np.flatnonzero(owner == p)[np.argsort(-work[p, owner == p], kind="stable")] for p in turns]
-    stops = np.cumsum([order.size for order in orders])
-    rank_of: Ints = stack_vectors(
-        np.ascontiguousarray(work[turns]),
-        np.concatenate(orders),
-        stops,
-        slow,
-        np.ascontiguousarray(base[turns]),
-    )
-    return rank_of
+def _stacked(work: Loads, tokens: Ints, room: Ints, slow: NDArray[np.float64], base: Loads) -> Ints:
+    """[N] bin of each item: long ones while there is room, then encoders' by their work, then the others."""
+    phase_of = np.zeros(work.shape[1], np.int64)  # rows 1.. are encoders; the last one with work decides
+    for p in range(1, work.shape[0]):
+        phase_of[work[p] > 0] = p
+    phase_of[tokens > int(room.max()) // _LONG_SHARE] = 0
+    turn = np.where(tokens > int(room.max()) // _LONG_SHARE, -work.shape[0], -phase_of)
+    order = np.lexsort((-work[phase_of, np.arange(tokens.size)], turn))
+    bin_of: Ints = stack_vectors(work, tokens, room, order, phase_of, slow, base)
+    return bin_of
 
 
-def _refine_slots(
-    start: Placement,
-    num_tokens: Ints,
-    loads: NDArray[np.float64],
-    alone: Ints,
-    topology: Topology,
-    max_tokens: int,
-    num_slots: int,
-) -> list[Placement]:
-    """Ranks meet in every slot: bins are the (slot, rank) places that no group covers."""
-    work = np.ascontiguousarray(loads[:, alone])
-    tokens = num_tokens[alone]
-    slow = _slowness(topology)
-    placements = []
-    for extra in range(_EXTRA_SLOTS + 1):
-        slot_of, rank_of, number, floor = _places(start, loads, topology, num_slots + extra)
-        mine = start.batch_of[alone]
-        starts = [number[start.slot[mine], start.first_rank[mine]]] if extra == 0 else []
-        room = np.full(slot_of.size, max_tokens, np.int64)
-        base = np.zeros((len(loads), slot_of.size))
-        if work.size * slot_of.size <= SPREAD_STEPS:
-            spread = _spread(work, tokens, room, slow[rank_of], base)
-            if np.all(spread >= 0):
-                starts.append(spread)
-        for bin_of in starts:
-            refine_vectors(
-                work, tokens, room, slow[rank_of], base, floor, slot_of, bin_of, 0.0, REFINE_TRIALS
-            )
-            placements.append(_rebuilt(start, alone, bin_of, rank_of, slot_of))
-        if len(placements) > 1:
-            break
-    return placements
+def _heaviest_first(bin_of: Ints, work: Loads, bins: int) -> Ints:
+    """``bin_of`` with bins renumbered by falling load, since neighbours in number share a slot."""
+    load = np.bincount(bin_of, work.sum(axis=0), bins)
+    heaviest_first = np.argsort(-load, kind="stable")
+    number: Ints = np.empty(bins, np.int64)
+    number[heaviest_first] = np.arange(bins)
+    renumbered: Ints = number[bin_of]
+    return renumbered
 
 
 def _places(
-    start: Placement, loads: NDArray[np.float64], topology: Topology, num_slots: int
+    start: Placement, loads: Loads, topology: Topology, num_slots: int
 ) -> tuple[Ints, Ints, Ints, NDArray[np.float64]]:
     """([B] slot, [B] rank, [slots, ranks] number of each free place, [P, slots] load of the shared ones)."""
     covered = np.zeros((num_slots, topology.ranks), dtype=bool)
@@ -173,9 +180,7 @@ def _slowness(topology: Topology) -> NDArray[np.float64]:
     return np.ones(topology.ranks) if topology.speed is None else 1.0 / topology.speed
 
 
-def _shared_load(
-    start: Placement, loads: NDArray[np.float64], alone: Ints, ranks: int
-) -> NDArray[np.float64]:
+def _shared_load(start: Placement, loads: Loads, alone: Ints, ranks: int) -> NDArray[np.float64]:
     """[P, R] load of the micro-batches that groups share."""
     shared = np.ones(start.batch_of.size, dtype=bool)
     shared[alone] = False
@@ -195,10 +200,8 @@ def _repacked(
     """Each rank's own samples in as few micro-batches as first fit, longest first, needs."""
     order = np.lexsort((-num_tokens[alone], rank_of))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rank_of, minlength=ranks))]).astype(np.int64)
-    bins = np.empty(alone.size, np.int64)
-    first_fit(num_tokens[alone][order], offsets, np.full(ranks, max_tokens, np.int64), bins)
     own = np.empty(alone.size, np.int64)
-    own[order] = bins
+    own[order] = first_fit_lists(num_tokens[alone][order], offsets, max_tokens)
     wide = start.cp_degree > 1
     # Own micro-batches run after the shared ones, as in every plan: root to leaf.
     after = np.zeros(ranks, np.int64)
