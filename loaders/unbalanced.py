@@ -154,6 +154,7 @@ class TorchState:
             "epoch": progress.epoch,
             "batches": progress.taken,
             "random": None if progress.random is None else dict(progress.random),
+            "told epochs": told_epochs(loader),
         }
         if self.resumes is not None and self.dataset_state is not None:
             state["dataset"] = self.dataset_state
@@ -172,7 +173,9 @@ class TorchState:
             raise ValueError(f"the state has version {state['version']}, this code reads {VERSION}.")
         self.dataset_state = state.get("dataset")
         loader.__dict__["_iterator"] = None  # persistent workers have read ahead of the state
-        tell_epoch(loader, state["epoch"])
+        for owner, epoch in zip(_owners_of_epochs(loader), state["told epochs"], strict=False):
+            if epoch is not None:
+                owner.set_epoch(epoch)
         begun = state["random"] is not None
         self.progress = Progress(epoch=state["epoch"])
         self.resumes = (
@@ -258,7 +261,16 @@ def set_generator_states(loader: Any, states: Mapping[str, torch.Tensor] | None)
 
 def tell_epoch(loader: Any, epoch: int) -> None:
     """Call ``set_epoch`` of the samplers and the data set, where they have one."""
-    for owner in (*_samplers(loader), loader.dataset):
-        set_epoch = getattr(owner, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+    for owner in _owners_of_epochs(loader):
+        owner.set_epoch(epoch)
+
+
+def told_epochs(loader: Any) -> list[int | None]:
+    """The epoch that each of them was last told, where it shows it: not every training loop tells them."""
+    epochs = [getattr(owner, "epoch", None) for owner in _owners_of_epochs(loader)]
+    return [epoch if isinstance(epoch, int) else None for epoch in epochs]
+
+
+def _owners_of_epochs(loader: Any) -> list[Any]:
+    owners = (*_samplers(loader), loader.dataset)
+    return [owner for owner in owners if callable(getattr(owner, "set_epoch", None))]
