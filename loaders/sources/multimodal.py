@@ -25,12 +25,13 @@ from loaders.sources.base import Rows, Source
 class MultimodalSource(Source):
     """Samples of text, pictures, sound and video.
 
-    ``source`` gives ``input_ids`` with one placeholder token for each medium, and the media in columns: paths,
-    URLs, bytes, open files, or dicts of ``bytes`` and ``path``. `lengths` looks at headers only; `read` decodes.
+    ``source`` gives ``input_ids`` with one placeholder token for each medium, and the media in columns:
+    paths, URLs, bytes, open files, or dicts of ``bytes`` and ``path``. `lengths` looks at headers only;
+    `read` decodes.
 
-    What `read` returns always fits what was planned. A medium that turns out to be another than its header said is
-    handled as ``rules.on_mismatch`` says; one that cannot be decoded leaves, under ``on_bad="skip"``, a sample of
-    the planned length with black or silent features that trains nothing.
+    What `read` returns always fits what was planned. A medium that turns out to be another than its header
+    said is handled as ``rules.on_mismatch`` says; one that cannot be decoded leaves, under
+    ``on_bad="skip"``, a sample of the planned length with black or silent features that trains nothing.
 
     Args:
         source: text and media.
@@ -101,8 +102,8 @@ class MultimodalSource(Source):
         """Decode the media of ``rows``.
 
         Raises:
-            RuntimeError: a medium cannot be decoded or is another than planned, where the rules say "error"; or
-                too many samples are rejected.
+            RuntimeError: a medium cannot be decoded or is another than planned, where the rules say
+                "error"; or too many samples are rejected.
         """
         held = self.source.read(rows)
         media = {
@@ -169,7 +170,7 @@ class _Reading:
         if differs <= rules.tolerance:
             self.counts["corrected"] += 1
             return features
-        reason = f"it differs by {differs:.1%} from what its header said, more than the {rules.tolerance:.1%} tolerated"
+        reason = f"it differs by {differs:.1%} from its header, more than the {rules.tolerance:.1%} tolerated"
         if rules.on_mismatch == "error":
             raise RuntimeError(f'{where}: {reason}. Choose on_mismatch="repair" or "drop" to go on.')
         if rules.on_mismatch == "drop":
