@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,8 @@ class Catalog:
     """Tokens that a usable row brings on average, after truncation."""
     given_loss_tokens: NDArray[np.int64] | None
     """[S] Labels of each row that count; ``None``: all but the first token, so no array is kept."""
+    phases: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Work of each row for other parts of the model, [S] units by name."""
 
     def __len__(self) -> int:
         return int(self.lengths.size if self.usable is None else self.usable.size)
@@ -78,6 +80,13 @@ def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
             f"{lengths[row]}. Raise max_tokens, allow a larger degree in cp_degrees, or choose "
             'oversize="drop", "truncate" or "split".'
         )
+    if too_long and oversize in ("truncate", "split") and not source.divisible:
+        row = int(np.argmax(lengths > capacity))
+        raise ValueError(
+            f"{source.origin(row)} has {lengths[row]} tokens, of {capacity} that fit, and cannot be cut "
+            f'(oversize="{oversize}"): the tokens of a medium would no longer match its features. Choose '
+            'oversize="drop", or leave media out with MediaRules(max_tokens=..., oversize="drop_media").'
+        )
     dropped = too_long if oversize == "drop" else 0
     usable = None
     if empty or dropped:
@@ -108,6 +117,7 @@ def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
         cut_tokens=cut,
         mean_tokens=(int(lengths.sum()) - cut) / max(counts["kept"], 1),
         given_loss_tokens=None if plain else np.asarray(source.loss_tokens(), dtype=np.int64),
+        phases=source.phases(),
     )
 
 
@@ -131,12 +141,16 @@ def sample_table(
     rows = np.empty(places.size, np.int64)
     num_tokens = np.empty(places.size, np.int64)
     loss = np.empty(places.size, np.int64)
+    names = sorted({name for catalog in catalogs for name in catalog.phases})
+    phases = {name: np.zeros(places.size, np.int64) for name in names}
     for number in np.unique(source):
         catalog = catalogs[number]
         mine = source == number if len(catalogs) > 1 else slice(None)
         rows[mine] = found = catalog.rows(places[mine])
         num_tokens[mine] = catalog.lengths[found]
         loss[mine] = catalog.loss_tokens(found)
+        for name, units in catalog.phases.items():
+            phases[name][mine] = units[found]
     capacity = catalogs[0].capacity if catalogs else 0
     table = SampleTable(
         num_tokens=num_tokens,
@@ -144,7 +158,7 @@ def sample_table(
         row=rows,
         start=np.zeros(places.size, np.int64),
         num_loss_tokens=loss,
-        phases={},
+        phases=phases,
     )
     if not np.any(num_tokens > capacity):
         return table
@@ -173,7 +187,7 @@ def _cut(table: SampleTable, catalogs: Sequence[Catalog], capacity: int, *, spli
         row=table.row[index],
         start=start,
         num_loss_tokens=loss,
-        phases={},
+        phases={name: units[index] for name, units in table.phases.items()},
     )
 
 

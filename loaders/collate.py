@@ -8,14 +8,15 @@ Sending finished int64 tensors instead would move nine times the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from balancer.sharding import shard
+from balancer.sharding import Shard, shard
 from loaders import _kernels
 from loaders.batch import Batch, Place
 
@@ -23,6 +24,16 @@ IGNORED = -100
 """Label of a token that takes no part in the loss."""
 DUMMY_TOKEN = 0
 """Id of an idle rank's only token, and of padding; any model has it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenRows:
+    """Values beside the tokens: several axes of positions, numbers of features."""
+
+    values: NDArray[np.integer[Any]]
+    """[K, T] K rows; the batch gets int64[K, 1, T'], or int64[1, T'] of a single one."""
+    fill: int | None
+    """What padding holds; ``None``: it counts up as positions do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,6 +51,12 @@ class Packed:
     """What a user's own ``collate_fn`` made of the samples; then there are no tokens."""
     pad_to: tuple[int, ...]
     """Allowed token counts of a rank's batch, rising; empty: any."""
+    features: Mapping[str, torch.Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    """Joined arrays of the samples that become inputs as they are: ``pixel_values``."""
+    token_rows: Mapping[str, TokenRows] = field(default_factory=lambda: MappingProxyType({}))
+    """Further inputs with a value for each token; ``position_ids`` among them replaces the plain one."""
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """What happened to the samples when they were read, for the loader's metrics."""
 
     def pin_memory(self, device: Any = None) -> Batch:
         """Called in torch's pinning thread, which so does the laying out as well."""
@@ -58,7 +75,9 @@ class Packed:
             degree=self.place.cp_degree,
             cp_rank=self.place.cp_rank,
             pad_to=self.pad_to,
+            token_rows=self.token_rows,
         )
+        inputs.update(self.features)
         place = self.place
         if place.cp_degree > 1:
             place = place.with_(num_loss_tokens=num_loss_tokens)
@@ -73,6 +92,7 @@ def lay_out(
     degree: int = 1,
     cp_rank: int = 0,
     pad_to: Sequence[int] = (),
+    token_rows: Mapping[str, TokenRows] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], int]:
     """Model inputs of one rank, and how many of its labels count in the loss.
 
@@ -83,6 +103,7 @@ def lay_out(
         degree: ranks that share the sequences, cut in zigzag (`balancer.sharding`).
         cp_rank: this rank's place among them.
         pad_to: allowed token counts, rising. The tail is a sequence of its own without labels.
+        token_rows: further inputs with values for each token, cut and padded with them.
 
     Returns:
         ``input_ids``, ``labels``, ``shift_labels``, ``position_ids`` int64[1, T'], ``seq_idx`` int32[1, T'],
@@ -92,11 +113,16 @@ def lay_out(
     """
     offsets = _offsets(seq_lengths)
     rows, num_loss_tokens = _rows(tokens, offsets, labels)
+    cut = None
     if degree > 1:
-        rows, offsets = _shard(rows, seq_lengths, degree, cp_rank)
+        cut = shard(seq_lengths, degree, cp_rank)
+        rows, offsets = _shard(rows, cut)
         num_loss_tokens = int(np.count_nonzero(rows["shift_labels"] != IGNORED))
     rows, offsets = _pad(rows, offsets, pad_to)
-    return _inputs(rows, offsets), num_loss_tokens
+    inputs = _inputs(rows, offsets)
+    for name, own in token_rows.items():
+        inputs[name] = _token_rows(own, cut, rows["position_ids"])
+    return inputs, num_loss_tokens
 
 
 def _offsets(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -122,15 +148,25 @@ def _rows(
 _FILL = {"input_ids": DUMMY_TOKEN, "labels": IGNORED, "shift_labels": IGNORED}
 
 
-def _shard(
-    rows: dict[str, NDArray[Any]], seq_lengths: NDArray[np.int32], degree: int, cp_rank: int
-) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+def _shard(rows: dict[str, NDArray[Any]], cut: Shard) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
     """Tokens of one rank; padding continues its sample's positions and carries no label."""
-    cut = shard(seq_lengths, degree, cp_rank)
     held = {name: np.where(cut.real, rows[name][cut.index], fill) for name, fill in _FILL.items()}
     held["position_ids"] = cut.positions
-    held["seq_idx"] = np.repeat(np.arange(seq_lengths.size, dtype=np.int32), np.diff(cut.offsets))
+    held["seq_idx"] = np.repeat(np.arange(cut.offsets.size - 1, dtype=np.int32), np.diff(cut.offsets))
     return held, cut.offsets
+
+
+def _token_rows(rows: TokenRows, cut: Shard | None, positions: NDArray[np.int64]) -> torch.Tensor:
+    """Values of this rank's tokens, padded like them. positions: [T'] the plain ones, of padding as well."""
+    fill = positions if rows.fill is None else np.full(positions.size, rows.fill, np.int64)
+    out = np.tile(fill, (rows.values.shape[0], 1))
+    if cut is None:
+        out[:, : rows.values.shape[1]] = rows.values
+    else:
+        real = np.flatnonzero(cut.real)
+        out[:, real] = rows.values[:, cut.index[real]]
+    joined = torch.from_numpy(out)
+    return joined if out.shape[0] == 1 else joined.unsqueeze(1)
 
 
 def _pad(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from loaders import _kernels
 from loaders.batch import Place
-from loaders.collate import IGNORED, Packed
+from loaders.collate import IGNORED, Packed, TokenRows
+from loaders.joins import join_columns, joins_of
 from loaders.shares import Share
 from loaders.sources.base import Rows, Source, samples_of
 
@@ -41,6 +44,7 @@ class Reader(Dataset[Packed]):
         self.capacity = capacity
         self.collate_fn = collate_fn
         self.pad_to = tuple(pad_to)
+        self.joins = joins_of([source.joins() for source in self.sources])
 
     def __getitem__(self, share: Share) -> Packed:
         rows = self.read(share)
@@ -50,14 +54,23 @@ class Reader(Dataset[Packed]):
             inputs = self._collate(share, rows)
             rows = Rows(input_ids=rows.input_ids[:0], offsets=rows.offsets[:1], columns=rows.columns)
         elif rows.labels is not None:
-            self._check_labels(share, rows)
+            place = self._with_labels(place, share, rows)
+        features, token_rows, columns = join_columns(rows.columns, self.joins, share.num_tokens)
+        if inputs is not None:  # the user's own function has had the arrays
+            features, token_rows = {}, {}
         return Packed(
             place=place,
             tokens=rows.input_ids,
             labels=rows.labels,
-            columns=rows.columns,
+            columns=columns,
             inputs=inputs,
             pad_to=self.pad_to,
+            features={name: torch.from_numpy(array) for name, array in features.items()},
+            token_rows={
+                name: TokenRows(values=array, fill=self.joins[name].fill)
+                for name, array in token_rows.items()
+            },
+            counts=_counts(rows),
         )
 
     def read(self, share: Share) -> Rows:
@@ -96,15 +109,23 @@ class Reader(Dataset[Packed]):
             offsets=offsets,
             labels=None if rows.labels is None else _runs(rows.labels, rows.offsets[:-1] + start, offsets),
             columns=rows.columns,
+            rejects=rows.rejects,
+            counts=rows.counts,
         )
 
-    def _check_labels(self, share: Share, rows: Rows) -> None:
-        """The step's loss weight is metadata, so it must be what the labels say."""
+    def _with_labels(self, place: Place, share: Share, rows: Rows) -> Place:
+        """The place with its labels counted. The step's loss weight is metadata, so it must be what they say.
+
+        A sample that could not be read has no labels left; the step's weight stays as planned, as if its
+        tokens had no loss, since the other ranks cannot know.
+        """
         assert rows.labels is not None
         counted = np.concatenate([[0], np.cumsum(rows.labels != IGNORED)])
         starts, ends = rows.offsets[:-1], rows.offsets[1:]
         found = counted[ends] - counted[np.minimum(starts + 1, ends)]
-        wrong = np.flatnonzero(found != share.num_loss_tokens)
+        expected = share.num_loss_tokens.copy()
+        expected[list(rows.rejects)] = 0
+        wrong = np.flatnonzero(found != expected)
         if wrong.size:
             bad = int(wrong[0])
             origin = self.sources[share.source[bad]].origin(int(share.row[bad]))
@@ -113,6 +134,7 @@ class Reader(Dataset[Packed]):
                 f"{share.num_loss_tokens[bad]}. step_loss_tokens would be wrong on all ranks. Let the "
                 "source's loss_tokens() count labels that are neither -100 nor the first of their sample."
             )
+        return place.with_(num_loss_tokens=int(expected.sum())) if rows.rejects else place
 
     def _collate(self, share: Share, rows: Rows) -> Mapping[str, Any]:
         assert self.collate_fn is not None
@@ -150,6 +172,10 @@ def _runs(tokens: NDArray[Any], starts: NDArray[np.int64], offsets: NDArray[np.i
     return out
 
 
+def _counts(rows: Rows) -> dict[str, int]:
+    return dict(rows.counts) | ({"rejected": len(rows.rejects)} if rows.rejects else {})
+
+
 def _interleave(parts: Sequence[tuple[NDArray[np.int64], Rows]], num_tokens: NDArray[np.int64]) -> Rows:
     """Rows of several sources in the share's order. Labels are filled in for sources that have none."""
     offsets = np.concatenate([[0], np.cumsum(num_tokens)])
@@ -166,6 +192,8 @@ def _interleave(parts: Sequence[tuple[NDArray[np.int64], Rows]], num_tokens: NDA
         offsets=offsets,
         labels=None if labels is None else _runs(labels, starts, offsets),
         columns={name: _column(name, parts, len(order)) for name in sorted(names)},
+        rejects={int(mine[at]): why for mine, rows in parts for at, why in rows.rejects.items()},
+        counts=sum((Counter(rows.counts) for _, rows in parts), Counter()),
     )
 
 

@@ -27,7 +27,8 @@ class Rows:
     columns: Mapping[str, list[Any]] = field(default_factory=lambda: MappingProxyType({}))
     """Further columns of the rows, N values each."""
     rejects: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Of the N rows those that could not be read: what is wrong with each. They keep their length, with no label."""
+    """Of the N rows those that could not be read: what is wrong with each. They keep their length, with no
+    label."""
     counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """What else is to be counted, for the loader's metrics: ``{"corrected": 2}``."""
 
