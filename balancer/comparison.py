@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from balancer.plan import StepPlan
 from balancer.planner import plan_step
-from balancer.planning.problem import padded
 
 Progress = Callable[[str, int], None]
 
@@ -94,7 +93,7 @@ def compare_policies(
     """Plan every step with every policy.
 
     Args:
-        lengths: [S] tokens of each sample, all of which fit (`cannot_fit` lists the others).
+        lengths: [S] tokens of each sample, all of which fit (`balancer.admission` lists the others).
         steps: rows of each step.
         policies: names from `balancer.POLICIES`. One that cannot plan a step carries the reason.
         progress: called with (policy, steps done).
@@ -113,16 +112,6 @@ def compare_policies(
                 progress(policy, number + 1)
         outcomes.append(outcome)
     return outcomes
-
-
-def cannot_fit(
-    lengths: NDArray[np.int64], *, max_tokens: int, cp_degrees: Sequence[int]
-) -> NDArray[np.int64]:
-    """Rows of the samples that no allowed degree can hold, alignment padding included. lengths: [S]."""
-    fits = np.zeros(lengths.size, dtype=bool)
-    for degree in cp_degrees:
-        fits |= padded(lengths, degree) <= degree * max_tokens
-    return np.flatnonzero(~fits)
 
 
 def shuffled_steps(num_samples: int, batch: int, *, seed: int = 0) -> list[NDArray[np.int64]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ def plan(
         typer.Argument(help="Lengths (.npy, .txt or a column), or tokens in any format."),
     ],
     ranks: Annotated[int, typer.Option(min=1, help="Data ranks.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens that one rank holds in one micro-batch.")],
+    max_tokens: Annotated[str, typer.Option(help="Tokens that one rank holds in one micro-batch.")],
     cp_degrees: Annotated[str, typer.Option(help="Allowed context-parallel degrees, such as 1,2,4,8.")] = "1",
     sync: Annotated[str, typer.Option(help="Ranks meet once a step, or in each micro_batch.")] = "step",
     cost: Annotated[
@@ -53,15 +54,17 @@ def plan(
 
     from balancer.topology import Topology
     from loaders.cli import plan_report
+    from loaders.cli.errors import EXPECTED, report
     from loaders.cli.lengths import read_lengths
+    from loaders.cli.numbers import parse_amount
 
     console = Console(stderr=as_json)
     try:
-        degrees, model = parse_degrees(cp_degrees), parse_cost(cost)
+        degrees, model, capacity = parse_degrees(cp_degrees), parse_cost(cost), parse_amount(max_tokens)
         topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
-        with console.status("reading lengths"):
+        with _waiting(console, "reading lengths"):
             lengths, origin = read_lengths(files, column=column, length=length)
-        admitted = plan_report.admit(lengths, max_tokens=max_tokens, cp_degrees=degrees)
+        admitted = plan_report.admit(lengths, topology=topology, max_tokens=capacity, cp_degrees=degrees)
         batch = global_batch_size or min(max(admitted.lengths.size, 1), _WHOLE_FILE)
         outcomes, steps_in_epoch = _compare(
             console,
@@ -69,20 +72,20 @@ def plan(
             policies,
             (batch, max_steps, seed),
             topology=topology,
-            max_tokens=max_tokens,
+            max_tokens=capacity,
             cost=model,
             cp_degrees=degrees,
             sync=sync,
             seed=seed,
         )
-    except (OSError, ValueError, OverflowError) as error:
-        Console(stderr=True).print(f"evenload plan: {error}", style="red", highlight=False, markup=False)
+    except (*EXPECTED, OverflowError) as error:
+        report(error)
         raise typer.Exit(1) from error
     setting = plan_report.Setting(
         files=files,
         lengths_from=origin,
         ranks=ranks,
-        max_tokens=max_tokens,
+        max_tokens=capacity,
         cp_degrees=degrees,
         sync=sync,
         global_batch_size=batch,
@@ -95,6 +98,11 @@ def plan(
     _draw(outcomes, plot, trace)
     if outcomes and all(outcome.error for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _waiting(console: Console, what: str) -> AbstractContextManager[Any]:
+    """A spinner, where somebody is watching."""
+    return console.status(what) if console.is_terminal else nullcontext()
 
 
 def parse_cost(text: str) -> CostModel:

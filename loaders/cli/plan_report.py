@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from balancer.comparison import PolicyOutcome, cannot_fit
+from balancer import admission
+from balancer.comparison import PolicyOutcome
 from balancer.cost import CostModel
+from balancer.topology import Topology
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,15 +47,18 @@ class Admitted:
     """(row, tokens) of samples that no allowed degree can hold."""
 
 
-def admit(lengths: NDArray[np.int64], *, max_tokens: int, cp_degrees: tuple[int, ...]) -> Admitted:
+def admit(
+    lengths: NDArray[np.int64], *, topology: Topology, max_tokens: int, cp_degrees: tuple[int, ...]
+) -> Admitted:
     """Sort out what cannot be planned. lengths: [S]."""
-    rows = cannot_fit(lengths, max_tokens=max_tokens, cp_degrees=cp_degrees)
-    keep = lengths > 0
-    keep[rows] = False
+    present = np.flatnonzero(lengths > 0)
+    refused = admission(lengths[present], topology=topology, max_tokens=max_tokens, cp_degrees=cp_degrees)
+    keep = np.ones(present.size, dtype=bool)
+    keep[refused.rows] = False
     return Admitted(
-        lengths=lengths[keep],
-        num_empty=int(np.count_nonzero(lengths == 0)),
-        too_long=[(int(row), int(lengths[row])) for row in rows],
+        lengths=lengths[present[keep]],
+        num_empty=lengths.size - present.size,
+        too_long=[(int(row), int(lengths[row])) for row in present[~keep]],
     )
 
 
@@ -115,6 +120,9 @@ def show(
     for outcome in outcomes:
         if outcome.error:
             console.print(f"{outcome.policy}: {outcome.error}", highlight=False, markup=False)
+        elif outcome.policy == "balanced" and len(setting.cp_degrees) > 1:
+            degrees = ", ".join(f"{d}: {n:,}" for d, n in sorted(outcome.samples_by_degree.items()))
+            console.print(f"balanced: samples by CP degree {degrees}", highlight=False)
 
 
 def _coefficients(cost: CostModel) -> str:
@@ -151,7 +159,7 @@ def _table(setting: Setting, outcomes: list[PolicyOutcome]) -> Table:
         caption=f"predicted over {steps} of {setting.global_batch_size:,} samples",
     )
     table.add_column("policy", no_wrap=True)
-    for name in ("step time", "above bound", "idle", "imbalance", "tokens/s", "samples by degree"):
+    for name in ("step time", "above bound", "idle", "imbalance", "tokens/s"):
         table.add_column(name, justify="right")
     for outcome in outcomes:
         table.add_row(*_cells(outcome), style="bold" if outcome.policy == "balanced" else "")
@@ -159,13 +167,13 @@ def _table(setting: Setting, outcomes: list[PolicyOutcome]) -> Table:
     if best is not None and best.lower_bound_s > 0:
         bound_s, tokens_per_s = best.lower_bound_s / best.steps, best.tokens / best.lower_bound_s
         table.add_section()
-        table.add_row("proven bound", f"{bound_s:.4g} s", "", "", "", f"{tokens_per_s:,.0f}", "")
+        table.add_row("proven bound", f"{bound_s:.4g} s", "", "", "", f"{tokens_per_s:,.0f}")
     return table
 
 
 def _cells(outcome: PolicyOutcome) -> list[str]:
     if outcome.error:
-        return [outcome.policy, "cannot plan this", *[""] * 5]
+        return [outcome.policy, "cannot plan", *[""] * 4]
     return [
         outcome.policy,
         f"{outcome.time_s / max(outcome.steps, 1):.4g} s",
@@ -173,5 +181,4 @@ def _cells(outcome: PolicyOutcome) -> list[str]:
         f"{outcome.idle:.1%}",
         f"{outcome.imbalance:.3f}",
         f"{outcome.tokens_per_s:,.0f}",
-        ", ".join(f"{degree}: {n:,}" for degree, n in sorted(outcome.samples_by_degree.items())),
     ]

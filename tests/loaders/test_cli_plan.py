@@ -8,9 +8,10 @@ import typer
 from typer.testing import CliRunner
 
 from balancer import CostModel, Topology, plan_step
-from balancer.comparison import cannot_fit, compare_policies, shuffled_steps
+from balancer.comparison import compare_policies, shuffled_steps
 from loaders.cli.lengths import read_lengths
 from loaders.cli.plan import parse_cost, parse_degrees, plan
+from loaders.cli.plan_report import admit
 
 APP = typer.Typer()
 APP.command()(plan)
@@ -112,7 +113,7 @@ def test_bad_options_get_a_sentence(lengths_file, arguments, what):
 def test_a_degree_above_the_ranks_fails_with_the_planners_sentence(lengths_file):
     result = run(lengths_file, "--cp-degrees", "1,4")
     assert result.exit_code == 1
-    assert "degree 4 needs 4 ranks" in " ".join(result.stdout.split())
+    assert "degree 4 needs 4 ranks" in " ".join(result.stderr.split())
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -160,11 +161,26 @@ def test_a_policy_that_cannot_plan_carries_the_reason():
     assert outcome.steps == 0
 
 
-def test_what_cannot_fit_counts_alignment_padding():
-    lengths = np.array([10, 11, 20, 21, 24])
-    assert cannot_fit(lengths, max_tokens=10, cp_degrees=(1,)).tolist() == [1, 2, 3, 4]
+def test_what_cannot_fit_counts_alignment_padding_and_keeps_the_files_row_numbers():
+    lengths, topology = np.array([0, 10, 11, 20, 0, 21, 24]), Topology(ranks=2)
+    narrow = admit(lengths, topology=topology, max_tokens=10, cp_degrees=(1,))
+    assert narrow.too_long == [(2, 11), (3, 20), (5, 21), (6, 24)]
     # two ranks hold 20 tokens in pieces of a multiple of 4
-    assert cannot_fit(lengths, max_tokens=10, cp_degrees=(1, 2)).tolist() == [3, 4]
+    wide = admit(lengths, topology=topology, max_tokens=10, cp_degrees=(1, 2))
+    assert wide.too_long == [(5, 21), (6, 24)]
+    assert (wide.lengths.tolist(), wide.num_empty) == ([10, 11, 20], 2)
+
+
+def test_the_degrees_of_the_balanced_plan_are_told(lengths_file):
+    assert "balanced: samples by CP degree" in run(lengths_file, "--cp-degrees", "1,2").stdout
+
+
+def test_amounts_may_be_written_short(lengths_file):
+    short, long = (
+        RUN.invoke(APP, [str(lengths_file), "--ranks", "2", "--json", "--max-tokens", amount]).stdout
+        for amount in ("1Ki", "1024")
+    )
+    assert short == long
 
 
 def test_costs_and_degrees_are_parsed():
