@@ -43,9 +43,9 @@ def partition(costs: ArrayLike, parts: int, *, equal_size: bool = False) -> list
         raise ValueError(f"parts must be a whole number of at least 1, got {parts!r}.")
     order = np.argsort(-given, kind="stable")
     bits = max(1, (int(parts) - 1).bit_length())
-    # 2**40 units for the largest sum that a part can reach leaves the low bits of a key to its index.
-    most = max(float(given.sum()) / parts + float(given.max(initial=0.0)), 1e-300)
-    work = np.floor(given[order] * (2.0 ** (61 - bits) / (2 * most)) + 0.5).astype(np.int64)
+    # No part exceeds mean + largest by the greedy; the low bits of a heap key hold its index.
+    most = max(float(given.sum()) / parts + float(given.max(initial=0.0)), 1e-280)
+    work = np.floor(given[order] / most * 2.0 ** (60 - bits) + 0.5).astype(np.int64)
     load = np.zeros(int(parts), np.int64)
     if equal_size:
         sizes = np.full(int(parts), given.size // parts)

@@ -24,13 +24,20 @@ Policy = Callable[[Problem], Layout]
 
 def balanced(problem: Problem) -> Layout:
     """The least predicted step time: degrees, groups and micro-batches chosen for the sync mode."""
-    candidates = []
+    found: list[Layout | None] = []
     if problem.sync == "step":
-        candidates.append(nested.divide(problem))
+        found.append(nested.divide(problem))
     if problem.sync == "micro_batch" or problem.micro_batches or problem.topology.pipeline_stages > 1:
-        candidates.append(waves.divide(problem))
+        found.append(waves.divide(problem))
+    candidates = [layout for layout in found if layout is not None]
     if problem.micro_batches is not None:
         candidates = [c for c in candidates if slots_of(problem, c)[1] <= problem.micro_batches]
+    if not candidates:
+        raise ValueError(
+            f"no plan with {problem.micro_batches} micro_batches a rank was found: the step has "
+            f"{problem.num_tokens.sum()} tokens, and {problem.ranks} ranks hold {problem.max_tokens.sum()} "
+            "tokens in one micro-batch each. Allow more micro_batches, or leave their number free."
+        )
     layout = candidates[0]
     if len(candidates) > 1:
         layout = min(candidates, key=lambda layout: objective_ns(problem, layout))

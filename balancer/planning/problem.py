@@ -83,7 +83,14 @@ class Problem:
     def work_ns(self, cp_degree: int = 1) -> Ints:
         """[S] nanoseconds of each sample on every rank of a group, without the fixed cost."""
         if cp_degree not in self._cache:
-            self._cache[cp_degree] = self.cost.nanoseconds(self.num_tokens, cp_degree)
+            given = self.cost.nanoseconds(self.num_tokens, cp_degree)
+            if given.size and given.min() < 0:
+                worst = int(np.argmin(given))
+                raise ValueError(
+                    f"costs must be at least 0, the model gives {given[worst]} ns for row {self.rows[worst]} "
+                    f"with {self.num_tokens[worst]} tokens at degree {cp_degree}."
+                )
+            self._cache[cp_degree] = given
         work: Ints = self._cache[cp_degree]
         return work
 

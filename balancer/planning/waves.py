@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from balancer._kernels import waves as kernels
 from balancer._kernels.fill import fill
+from balancer._kernels.place import first_fit
 from balancer.planning.blocks import Blocks, make_blocks
 from balancer.planning.ladder import Ladder, ladder_of
 from balancer.planning.layout import Layout, layout_of, objective_ns
@@ -27,8 +28,8 @@ DENSE = 0.8
 """Share of the work that is dealt by density before the rest is dealt by time."""
 
 
-def divide(problem: Problem) -> Layout:
-    """The best of several numbers of slots and heights."""
+def divide(problem: Problem) -> Layout | None:
+    """The best of several numbers of slots and heights; None where a given number holds none that was found."""
     ladder, blocks = ladder_of(problem), make_blocks(problem)
     best: Layout | None = None
     best_ns = 0
@@ -46,12 +47,6 @@ def divide(problem: Problem) -> Layout:
             misses += 1
             if misses == 2:
                 break
-    if best is None:
-        raise ValueError(
-            f"no plan with {problem.micro_batches} micro-batches a rank was found: the step has "
-            f"{problem.num_tokens.sum()} tokens, {problem.ranks} ranks hold {problem.max_tokens.sum()} a slot. "
-            "Allow more micro_batches, or leave their number free."
-        )
     return best
 
 
@@ -141,7 +136,13 @@ def _fill_rest(
         work, tokens, target, room.copy(), np.arange(units + 1), room.copy(), pace, dense_until, bits
     )
     if work.size and unit_of.min() < 0:
-        return None
+        # Even work left too little room somewhere: pack as tightly as first fit does.
+        packed, bounds, _ = first_fit(
+            tokens, np.arange(work.size), np.array([0, work.size]), room.min(keepdims=True)
+        )
+        if bounds.size - 1 > units:
+            return None
+        unit_of[packed] = np.repeat(np.arange(bounds.size - 1), np.diff(bounds))
     cost = np.bincount(unit_of, weights=work, minlength=units).astype(np.int64)
     used = np.bincount(unit_of, minlength=units) > 0
     cost += fixed * used

@@ -7,36 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer import POLICIES, CostModel, Topology, check_plan, plan_step
+from balancer import POLICIES, CostModel, Topology, check_plan, plan_step, reference
+from tests.balancer.steps import steps
 
 COST = CostModel(linear=2e-4, quadratic=1e-8, fixed=0.05)
 lengths = st.lists(st.integers(1, 1000), max_size=60).map(lambda x: np.array(x, np.int64))
 sync_modes = st.sampled_from(["step", "micro_batch"])
-
-
-@st.composite
-def steps(draw):
-    """Arguments of a step that some plan can hold."""
-    ranks = draw(st.integers(1, 9))
-    degrees = draw(st.sets(st.integers(1, ranks), min_size=1, max_size=4))
-    cap = draw(st.integers(100, 1500))
-    longest = max(degrees) * (cap // (2 * max(degrees)) * 2)
-    speed = draw(st.none() | st.lists(st.sampled_from([0.5, 1.0, 1.3]), min_size=ranks, max_size=ranks))
-    topology = Topology(
-        ranks,
-        ranks_per_node=draw(st.none() | st.integers(1, ranks)),
-        speed=speed,
-        pipeline_stages=draw(st.sampled_from([1, 1, 3])),
-    )
-    fixed = draw(st.sampled_from([0.0, 0.02]))
-    return {
-        "table_or_lengths": np.array(draw(st.lists(st.integers(1, max(1, longest)), max_size=50)), np.int64),
-        "topology": topology,
-        "max_tokens": cap,
-        "cost": CostModel(linear=2e-4, quadratic=draw(st.sampled_from([0.0, 1e-6])), fixed=fixed),
-        "cp_degrees": tuple(degrees),
-        "sync": draw(sync_modes),
-    }
 
 
 @given(step=steps())
@@ -46,20 +22,21 @@ def test_every_option_gives_a_lawful_plan(step):
 
 def check(plan, step):
     batches, ranks = plan.micro_batches, step["topology"].ranks
-    assert sorted(plan.order.tolist()) == list(range(len(step["table_or_lengths"])))
-    degree = batches.cp_degree
-    assert np.all(batches.tokens <= step["max_tokens"] * degree)
+    lengths, caps = step["table_or_lengths"], np.broadcast_to(step["max_tokens"], (ranks,))
+    cost = step["cost"].for_topology(step["topology"])
+    assert sorted(plan.order.tolist()) == list(range(lengths.size))
     assert np.all(np.diff(plan.offsets) > 0)
-    assert set(degree.tolist()) <= set(step["cp_degrees"])
-    assert np.all(batches.first_rank % degree == 0)
-    assert np.all(batches.first_rank + degree <= ranks)
-    for m in range(len(batches)):
-        n = step["table_or_lengths"][batches.samples(m)]
+    assert set(batches.cp_degree.tolist()) <= set(step["cp_degrees"])
+    assert np.all(batches.first_rank % batches.cp_degree == 0)
+    for m, degree in enumerate(batches.cp_degree.tolist()):
+        n = lengths[batches.samples(m)]
         if plan.policy == "padded":
             n = np.full_like(n, n.max())
-        pieces = 2 * degree[m] if degree[m] > 1 else 1
+        first = batches.first_rank[m]
+        pieces = 2 * degree if degree > 1 else 1
         assert batches.tokens[m] == (-(-n // pieces) * pieces).sum()
-        expected = step["cost"].fixed + step["cost"](n, int(degree[m])).sum()
+        assert batches.tokens[m] <= degree * caps[first : first + degree].min()
+        expected = cost.fixed_s(degree) + cost(n, degree).sum()
         assert batches.cost_s[m] == pytest.approx(expected, abs=1e-8 * (1 + n.size))
     seen = set()
     for rank in range(ranks):
@@ -68,16 +45,58 @@ def check(plan, step):
         seen |= set(mine.tolist())
     assert seen == set(range(len(batches)))
     assert plan.num_slots == batches.slot.max(initial=-1) + 1
-    check_plan(
-        plan,
-        step["table_or_lengths"],
-        max_tokens=step["max_tokens"],
-        cost=step["cost"],
-        cp_degrees=step["cp_degrees"],
-    )
     assert plan.time_s >= plan.lower_bound_s
     assert plan.gap >= 0
     assert plan.time_s >= plan.rank_time_s.max() - 1e-9 or plan.sync == "micro_batch"
+    check_plan(plan, lengths, max_tokens=caps, cost=cost, cp_degrees=step["cp_degrees"])
+
+
+@given(step=steps())
+def test_ranks_that_work_through_their_queues_never_wait_for_ever(step):
+    plan = plan_step(**step)
+    batches = plan.micro_batches
+    queues = [plan.for_rank(rank).tolist() for rank in range(plan.ranks)]
+    done = reference.run_queues(batches.first_rank.tolist(), batches.cp_degree.tolist(), queues)
+    assert sorted(done) == list(range(len(batches)))
+
+
+def test_the_queue_simulation_sees_a_deadlock():
+    assert reference.run_queues([0, 1, 2], [2, 2, 2], [[0], [1, 0], [2, 1], [2]]) == [2, 1, 0]
+    assert reference.run_queues([0, 1, 0], [2, 2, 3], [[0, 2], [1, 0, 2], [2, 1]]) == []
+
+
+@given(step=steps(), micro_batches=st.integers(1, 60), multiple=st.integers(1, 4))
+def test_a_fixed_number_of_slots_is_kept(step, micro_batches, multiple):
+    micro_batches *= multiple
+    try:
+        plan = plan_step(**step, micro_batches=micro_batches, slots_multiple_of=multiple)
+    except ValueError as error:
+        assert "micro_batches" in str(error)
+        return
+    assert plan.num_slots == micro_batches
+    assert plan.micro_batches.slot.max(initial=0) < micro_batches
+    assert plan.time_s >= plan.lower_bound_s
+
+
+@given(step=steps(), multiple=st.integers(2, 5))
+def test_slots_come_in_multiples(step, multiple):
+    plan = plan_step(**step, slots_multiple_of=multiple)
+    assert plan.num_slots % multiple == 0
+    assert plan.time_s >= plan.lower_bound_s
+
+
+@given(step=steps(most_samples=20), data=st.data())
+def test_short_samples_stay_off_degrees_that_are_too_wide_for_them(step, data):
+    degrees = [d for d in step["cp_degrees"] if d > 1]
+    least = {d: data.draw(st.integers(1, 60)) for d in degrees}
+    try:
+        plan = plan_step(**step, min_length=least)
+    except ValueError as error:
+        assert "min_length" in str(error)
+        return
+    batches = plan.micro_batches
+    for m, degree in enumerate(batches.cp_degree.tolist()):
+        assert step["table_or_lengths"][batches.samples(m)].min() >= least.get(degree, 1)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

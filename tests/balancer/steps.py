@@ -1,0 +1,49 @@
+"""Steps that some plan can hold, for Hypothesis: every option of the planner."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from balancer import CostModel, Topology
+from balancer.cost import Communication
+
+
+@st.composite
+def steps(draw, most_ranks=9, most_samples=50, most_degrees=4):
+    ranks = draw(st.integers(1, most_ranks))
+    degrees = sorted(draw(st.sets(st.integers(1, ranks), min_size=1, max_size=most_degrees)))
+    unequal = draw(st.booleans())
+    caps = draw(st.lists(st.integers(100, 1500), min_size=ranks, max_size=ranks)) if unequal else None
+    cap = min(caps) if caps else draw(st.integers(100, 1500))
+    longest = max(1, max(d * cap // (2 * d) * 2 for d in degrees))
+    topology = Topology(
+        ranks,
+        ranks_per_node=draw(st.none() | st.integers(1, ranks)),
+        speed=draw(st.none() | st.lists(st.sampled_from([0.5, 1.0, 1.25]), min_size=ranks, max_size=ranks)),
+        pipeline_stages=draw(st.sampled_from([1, 1, 3])),
+    )
+    link = None
+    if draw(st.booleans()):
+        link = Communication(
+            bytes_per_token=1e5,
+            intra_node=1e10,
+            inter_node=1e9,
+            latency_s=draw(st.sampled_from([0.0, 1e-3])),
+            overlap=draw(st.sampled_from([0.0, 0.5])),
+        )
+    cost = CostModel(
+        linear=2e-4,
+        quadratic=draw(st.sampled_from([0.0, 1e-6])),
+        fixed=draw(st.sampled_from([0.0, 0.02])),
+        communication=link,
+    )
+    lengths = draw(st.lists(st.integers(1, longest), max_size=most_samples))
+    return {
+        "table_or_lengths": np.array(lengths, np.int64),
+        "topology": topology,
+        "max_tokens": caps if caps else cap,
+        "cost": cost,
+        "cp_degrees": tuple(degrees),
+        "sync": draw(st.sampled_from(["step", "micro_batch"])),
+    }

@@ -1,0 +1,98 @@
+"""The lower bound against everything that could beat it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from balancer import CostModel, Topology, plan_step
+from balancer.reference import best_time_ns
+from tests.balancer.milp import least_time_s
+from tests.balancer.steps import steps
+
+
+def optimum_s(step, **options):
+    best = best_time_ns(
+        step["table_or_lengths"],
+        topology=step["topology"],
+        max_tokens=np.broadcast_to(step["max_tokens"], (step["topology"].ranks,)),
+        cost=step["cost"].for_topology(step["topology"]),
+        cp_degrees=step["cp_degrees"],
+        sync=step["sync"],
+        **options,
+    )
+    return None if best is None else float(best) * 1e-9
+
+
+@settings(max_examples=150)
+@given(step=steps(most_ranks=3, most_samples=3, most_degrees=2))
+def test_no_plan_of_a_tiny_step_beats_the_bound_and_ours_is_near_the_best(step):
+    if len(step["table_or_lengths"]) == 0:
+        return
+    plan, best = plan_step(**step), optimum_s(step)
+    assert plan.lower_bound_s <= best * (1 + 1e-9) + 1e-9
+    # Slowness is counted in 2**-16 parts, rounded up.
+    assert plan.time_s >= best * (1 - 1e-9) - 1e-9
+    assert plan.time_s <= best * 1.03 + 1e-7
+
+
+@given(step=steps(most_ranks=2, most_samples=3, most_degrees=2), micro_batches=st.integers(1, 3))
+def test_the_bound_holds_for_a_fixed_number_of_slots(step, micro_batches):
+    if len(step["table_or_lengths"]) == 0:
+        return
+    best = optimum_s(step, micro_batches=micro_batches)
+    try:
+        plan = plan_step(**step, micro_batches=micro_batches)
+    except ValueError as error:
+        assert "micro_batches" in str(error)
+        return
+    assert plan.lower_bound_s <= best * (1 + 1e-9) + 1e-9
+    assert plan.time_s >= best * (1 - 1e-9) - 1e-9
+
+
+@pytest.mark.parametrize("sync", ["step", "micro_batch"])
+@pytest.mark.parametrize("seed", range(6))
+def test_plans_stay_near_the_optimum_of_an_integer_program(sync, seed):
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(np.exp(rng.normal(5.8, 1.0, 7)), 10, 3900).astype(np.int64)
+    cost = CostModel(linear=2e-4, quadratic=1e-7 * (seed % 3), fixed=0.02 * (seed % 2))
+    step = {
+        "topology": Topology(4),
+        "max_tokens": 1000,
+        "cost": cost,
+        "cp_degrees": (1, 2, 4),
+        "sync": sync,
+    }
+    best = least_time_s(lengths, micro_batches=3, **step)
+    plan = plan_step(lengths, **step)
+    assert plan.lower_bound_s <= best * (1 + 1e-6)
+    assert plan.time_s <= best * 1.05
+    if plan.num_slots <= 3:
+        assert plan.time_s >= best * (1 - 1e-3)
+
+
+def test_the_bound_is_exact_where_it_can_be_seen():
+    cost = CostModel(linear=1e-3, fixed=0.1)
+    # 4 micro-batches of 100 tokens on 2 ranks: 2 * (0.1 + 0.1) each.
+    plan = plan_step([100] * 4, topology=Topology(2), max_tokens=100, cost=cost)
+    assert plan.lower_bound_s == pytest.approx(0.4)
+    assert plan.time_s == pytest.approx(0.4)
+    # One sample that only two ranks together can hold.
+    plan = plan_step([150], topology=Topology(2), max_tokens=100, cost=cost, cp_degrees=(1, 2))
+    assert plan.time_s == plan.lower_bound_s == pytest.approx(0.1 + 0.075)
+    # Three stages: every micro-batch passes all of them, the largest one twice more.
+    staged = Topology(1, pipeline_stages=3)
+    plan = plan_step([100], topology=staged, max_tokens=100, cost=cost)
+    assert plan.time_s == plan.lower_bound_s == pytest.approx(3 * 0.2)
+
+
+def test_a_slow_rank_gets_work_in_proportion():
+    cost = CostModel(linear=1e-3)
+    topology = Topology(3, speed=np.array([1.0, 1.0, 0.5]))
+    plan = plan_step([10] * 500, topology=topology, max_tokens=10_000, cost=cost)
+    tokens = np.zeros(3)
+    np.add.at(tokens, plan.micro_batches.first_rank, plan.micro_batches.tokens)
+    assert tokens.tolist() == pytest.approx([2000, 2000, 1000])
+    assert plan.gap < 1e-6
