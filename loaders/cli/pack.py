@@ -92,7 +92,7 @@ def pack_command(
     """Pack samples of any length into rows of at most MAX_TOKENS tokens."""
     from rich.console import Console
 
-    console = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True, quiet=quiet, soft_wrap=True)
     if check or preview:
         _inspect(inputs, check=check, preview=preview, tokenizer=tokenizer)
         return
@@ -178,7 +178,7 @@ def _run(
 def _inspect(folders: list[str], *, check: bool, preview: int, tokenizer: str | None) -> None:
     from rich.console import Console
 
-    console = Console()
+    console = Console(soft_wrap=True)
     for folder in folders:
         if check:
             from loaders.packing_job.check import check_folder

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from loaders.packing_job.atomic import read_json, sha256
 from loaders.packing_job.folder import MANIFEST, WORK
+from loaders.sources.flat import as_numpy
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def check_folder(folder: Path) -> Iterator[str]:
         for first, rows in read_shard(folder / name, kind):
             check_packs(rows, manifest, f"{folder / name}, pack", packs_before=first)
             packs += rows.num_rows
-            tokens += int(rows["seq_lengths"].combine_chunks().values.to_numpy().sum(dtype=np.int64))
+            tokens += int(_list(rows, "seq_lengths")[0].sum(dtype=np.int64))
     if (packs, tokens) != (manifest["num_packs"], manifest["num_tokens"]):
         raise ValueError(
             f"{folder}: {packs} packs with {tokens} tokens, but the manifest tells of "
@@ -115,5 +116,5 @@ def check_packs(rows: pa.Table, manifest: dict[str, Any], where: str, packs_befo
 
 def _list(rows: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     column = rows[name].combine_chunks()
-    sizes = np.diff(column.offsets.to_numpy()).astype(np.int64)
-    return column.flatten().to_numpy(), sizes
+    sizes = np.diff(as_numpy(column.offsets)).astype(np.int64)
+    return as_numpy(column.flatten()), sizes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ def run(
         console.print(f"{settings.output}: finished before, nothing to do")
         return [_read_manifest(settings, cap) for cap in settings.max_tokens] if done else []
     inputs = open_inputs(settings)
-    with folder.claimed(settings, stamps(inputs), resume=resume, overwrite=overwrite) as work:
+    before = stamps(inputs)
+    with (
+        folder.claimed(settings, before, resume=resume, overwrite=overwrite) as work,
+        unchanged(inputs, before),
+    ):
         folder.remove_partial_files(work)
         first_pass = tasks(inputs, settings)
         corpus = scan_inputs(first_pass, inputs, settings, work, console)
@@ -48,10 +53,29 @@ def run(
         manifests = []
         for cap in settings.max_tokens:
             shards = write_shards(corpus, first_pass, inputs, settings, cap, work, console)
+            check_unchanged(inputs, before)
             manifest = make_manifest(corpus, settings, cap, shards, inputs)
             manifests.append(publish(manifest, corpus, settings, cap, work))
         folder.close(work)
     return manifests
+
+
+@contextmanager
+def unchanged(inputs: Sequence[Input], before: list[str]) -> Iterator[None]:
+    """Where reading fails because a file was written again meanwhile, say so instead of what it led to."""
+    try:
+        yield
+    except (ValueError, RuntimeError):
+        check_unchanged(inputs, before)
+        raise
+
+
+def check_unchanged(inputs: Sequence[Input], before: list[str]) -> None:
+    """Raise RuntimeError when an input is not the file it was at the start."""
+    changed = sorted(set(before) - set(stamps(inputs)))
+    if changed:
+        name = changed[0].rsplit(":", 2)[0]
+        raise RuntimeError(f"{name}: the file changed while it was being packed. Run again with --overwrite.")
 
 
 def _read_manifest(settings: PackSettings, cap: int) -> dict[str, Any]:

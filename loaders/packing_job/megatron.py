@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from loaders.sources.flat import as_numpy
 from loaders.sources.megatron import HEADER, MAGIC
 
 INT32 = 4
@@ -34,16 +35,16 @@ class MegatronShard:
         """Add packs. Raises ValueError where labels are masked, which the format cannot say."""
         ids = rows["input_ids"].combine_chunks()
         lengths = rows["seq_lengths"].combine_chunks()
-        labels = rows["labels"].combine_chunks().values.to_numpy()
+        labels = as_numpy(rows["labels"].combine_chunks().flatten())
         if np.count_nonzero(labels == -100) > len(lengths.values):
             raise ValueError(
                 "format megatron has no place for a loss mask, and some tokens are masked. "
                 "Choose --format parquet or arrow, or --no-labels to train on every token."
             )
         with open(self.path, "ab") as file:
-            file.write(ids.values.to_numpy().astype("<i4", copy=False).tobytes())
-        self._lengths.append(lengths.values.to_numpy())
-        self._samples.append(np.diff(lengths.offsets.to_numpy()))
+            file.write(as_numpy(ids.flatten()).astype("<i4", copy=False).tobytes())
+        self._lengths.append(as_numpy(lengths.flatten()))
+        self._samples.append(np.diff(as_numpy(lengths.offsets)))
 
     def __enter__(self) -> MegatronShard:
         return self

@@ -16,6 +16,7 @@ from loaders.packing_job.corpus import Corpus, packed
 from loaders.packing_job.report import write_report
 from loaders.packing_job.settings import PackSettings
 from loaders.packing_job.window import shard_folder
+from loaders.sources.flat import as_arrow
 
 REJECTS = "rejects.jsonl"
 REPORT = "report.html"
@@ -74,13 +75,13 @@ def write_plan(path: Path, corpus: Corpus, settings: PackSettings, cap: int) -> 
             for first in range(0, len(packs), step):
                 last = min(first + step, len(packs))
                 items = slice(int(bounds[first]), int(bounds[last]))
-                offsets = pa.array(bounds[first : last + 1] - bounds[first])
+                offsets = as_arrow(bounds[first : last + 1] - bounds[first])
                 columns = [
                     packs.order[items].astype(number),
                     packs.starts[items].astype(np.int32),
                     packs.lengths[items].astype(np.int32),
                 ]
-                arrays = [pa.LargeListArray.from_arrays(offsets, pa.array(values)) for values in columns]
+                arrays = [pa.LargeListArray.from_arrays(offsets, as_arrow(values)) for values in columns]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from loaders.packing_job import _kernels
+from loaders.sources.flat import as_arrow, as_numpy
 from packing import Packs
 
 GROUP_TOKENS = 1 << 20
@@ -80,11 +82,13 @@ def table(
         labels,
     )
 
-    def by_token(values: NDArray[Any]) -> pa.Array:
-        return pa.ListArray.from_arrays(pa.array(token_offsets.astype(np.int32)), pa.array(values))
+    def by_token(values: NDArray[Any] | pa.Array) -> pa.Array:
+        values = values if isinstance(values, pa.Array) else as_arrow(values)
+        return pa.ListArray.from_arrays(as_arrow(token_offsets.astype(np.int32)), values)
 
     def by_sample(values: NDArray[Any] | pa.Array) -> pa.Array:
-        return pa.ListArray.from_arrays(pa.array(item_offsets.astype(np.int32)), pa.array(values))
+        values = values if isinstance(values, pa.Array) else as_arrow(values)
+        return pa.ListArray.from_arrays(as_arrow(item_offsets.astype(np.int32)), values)
 
     def bounds_of(values: NDArray[np.int64]) -> pa.Array:
         return _cumulative(values, item_offsets)
@@ -117,7 +121,7 @@ def _cumulative(lengths: NDArray[np.int64], item_offsets: NDArray[np.int64]) -> 
     pack_of = np.repeat(np.arange(num_packs), np.diff(out_offsets))
     within = np.arange(int(out_offsets[-1])) - out_offsets[pack_of]
     values = total[item_offsets[pack_of] + within] - total[item_offsets[pack_of]]
-    return pa.ListArray.from_arrays(pa.array(out_offsets.astype(np.int32)), pa.array(values.astype(np.int32)))
+    return pa.ListArray.from_arrays(as_arrow(out_offsets.astype(np.int32)), as_arrow(values.astype(np.int32)))
 
 
 def _sample_numbers(item_offsets: NDArray[np.int64], padded: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -153,7 +157,4 @@ def _carried(
 
 
 def _list_lengths(rows: pa.Array) -> NDArray[np.int64]:
-    import pyarrow.compute as pc
-
-    lengths: NDArray[np.int64] = pc.list_value_length(rows).fill_null(0).to_numpy(zero_copy_only=False)
-    return lengths
+    return as_numpy(pc.list_value_length(rows).fill_null(0)).astype(np.int64)

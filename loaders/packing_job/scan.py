@@ -34,8 +34,6 @@ class ScanResult:
     num_null: int
     rejects: list[dict[str, Any]]
     """Origin and reason of rows that cannot be used."""
-    left_behind: list[str]
-    """Columns of the input that nothing asks for."""
 
 
 def scan(task: Task, inputs: Sequence[Input], settings: PackSettings, folder: Path) -> int:
@@ -72,7 +70,6 @@ def scan(task: Task, inputs: Sequence[Input], settings: PackSettings, folder: Pa
         reach=_joined_reach(reaches, lengths),
         num_null=num_null,
         rejects=rejects,
-        left_behind=[],
     )
     save(result, folder, task.number)
     return task.size_bytes
@@ -114,7 +111,7 @@ def result_path(folder: Path, number: int) -> Path:
 
 def save(result: ScanResult, folder: Path, number: int) -> None:
     """Write a task's result."""
-    told = {"num_null": result.num_null, "rejects": result.rejects, "left_behind": result.left_behind}
+    told = {"num_null": result.num_null, "rejects": result.rejects}
     arrays = {"rows": result.rows, "lengths": small(result.lengths), "told": np.array(json.dumps(told))}
     if result.reach is not None:
         arrays["reach"] = small(result.reach)
@@ -132,7 +129,6 @@ def load(folder: Path, number: int) -> ScanResult:
             reach=file.get("reach"),
             num_null=told["num_null"],
             rejects=told["rejects"],
-            left_behind=told["left_behind"],
         )
 
 

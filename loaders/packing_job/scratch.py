@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from loaders.packing_job import _kernels
 from loaders.sources.encode import TokenColumns
-from loaders.sources.flat import IGNORED, FlatChunk, Runs
+from loaders.sources.flat import IGNORED, FlatChunk, Runs, as_arrow
 
 
 def laid_end_to_end(runs: Runs) -> NDArray[np.int32]:
@@ -30,13 +30,13 @@ def label_values(chunk: FlatChunk, input_ids: NDArray[np.int32]) -> NDArray[np.i
 
 def to_batch(chunk: FlatChunk, *, with_labels: bool) -> pa.RecordBatch:
     """The chunk as one record batch, values without gaps."""
-    offsets = pa.array(np.concatenate(([0], np.cumsum(chunk.tokens.lengths))), pa.int64())
+    offsets = as_arrow(np.concatenate(([0], np.cumsum(chunk.tokens.lengths))))
     input_ids = laid_end_to_end(chunk.tokens)
-    columns = {"input_ids": pa.LargeListArray.from_arrays(offsets, pa.array(input_ids))}
+    columns = {"input_ids": pa.LargeListArray.from_arrays(offsets, as_arrow(input_ids))}
     if with_labels:
         labels = label_values(chunk, input_ids)
         labels = input_ids if labels is None else labels
-        columns["labels"] = pa.LargeListArray.from_arrays(offsets, pa.array(labels))
+        columns["labels"] = pa.LargeListArray.from_arrays(offsets, as_arrow(labels))
     for name, column in chunk.columns.items():
         columns[f"carry.{name}"] = column.combine_chunks()
     return pa.RecordBatch.from_pydict(columns)

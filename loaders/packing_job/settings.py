@@ -135,6 +135,8 @@ def _no_effect(settings: PackSettings) -> None:
         raise ValueError("a plan holds row numbers only: columns and carry have no effect")
     if settings.format == "plan" and settings.text.tokenizer:
         raise ValueError("a plan points at token ids in the source, so it cannot be made with a tokenizer")
+    if settings.strategy == "balanced" and settings.oversize == "split":
+        raise ValueError("strategy balanced packs whole samples: choose another than oversize split")
     if settings.text.chat_template and not settings.text.tokenizer:
         raise ValueError("a chat template has no effect without a tokenizer")
     if settings.format != "parquet" and settings.compression != "zstd":

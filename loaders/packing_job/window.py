@@ -19,7 +19,7 @@ from loaders.packing_job.scan import scratch_path
 from loaders.packing_job.scratch import label_values, laid_end_to_end, read_batch
 from loaders.packing_job.settings import PackSettings
 from loaders.packing_job.writers import open_writer
-from loaders.sources.flat import FlatChunk
+from loaders.sources.flat import FlatChunk, as_numpy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -109,7 +109,7 @@ def write_window(
 def _count_labels(rows: pa.Table) -> int:
     if "labels" not in rows.column_names:
         return 0
-    values = rows["labels"].combine_chunks().values.to_numpy()
+    values = as_numpy(rows["labels"].combine_chunks().flatten())
     return int(np.count_nonzero(values != -100))
 
 

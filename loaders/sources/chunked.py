@@ -22,7 +22,7 @@ from loaders.sources.base import Rows, Source
 from loaders.sources.cache import BoundedCache
 from loaders.sources.encode import Encoder
 from loaders.sources.files import DataFile
-from loaders.sources.flat import IGNORED, MAX_TOKEN_ID, ColumnError, FlatChunk, RowErrors
+from loaders.sources.flat import IGNORED, MAX_TOKEN_ID, ColumnError, FlatChunk, RowErrors, as_numpy
 
 TableRead = tuple[pa.Table, dict[int, str]]
 """A chunk's rows, and what is wrong with which of them."""
@@ -325,7 +325,7 @@ class ChunkedSource(Source):
                 raise ValueError(f"{where} must be integer, it is {values.type}")
             num_null += values.null_count
             first = int(self.layout.first_row[chunk_id])
-            found = values.fill_null(0).to_numpy().astype(np.int64)
+            found = as_numpy(values.fill_null(0)).astype(np.int64)
             if found.size and found.min() < 0:
                 row = int(np.argmin(found))
                 raise ValueError(

@@ -97,6 +97,29 @@ class FlatChunk:
         return counts
 
 
+def as_numpy(array: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
+    """A view of numbers without nulls. Arrow's own ``to_numpy`` imports pandas: half a second."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    assert not array.null_count
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    data = array.buffers()[1]
+    if data is None:
+        return np.zeros(0, dtype)
+    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+
+
+def as_arrow(values: NDArray[Any]) -> pa.Array:
+    """A view of numbers as an Arrow array; ``pa.array`` would import pandas, too."""
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [None, pa.py_buffer(values)])
+
+
+def null_marks(array: pa.Array) -> NDArray[np.bool_]:
+    """Which values are null."""
+    return as_numpy(array.is_null().cast(pa.uint8())).astype(bool)
+
+
 def list_runs(column: pa.ChunkedArray, what: str) -> Runs:
     """The runs of an Arrow list column, without a copy of its values where they are plain integers.
 
@@ -137,20 +160,20 @@ def _array_runs(array: pa.Array, what: str) -> Runs:
         kind = array.type
     if not is_list or not pa.types.is_integer(kind.value_type):
         raise ColumnError(f"{what} must be a list of integers, it is {kind}")
-    offsets = array.offsets.to_numpy(zero_copy_only=True).astype(np.int64, copy=False)
+    offsets = as_numpy(array.offsets).astype(np.int64, copy=False)
     starts, lengths = offsets[:-1], np.diff(offsets)
     if array.null_count:
-        lengths = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, lengths)
+        lengths = np.where(null_marks(array), 0, lengths)
     values = array.values
     if values.null_count:
         _refuse_nulls(values, starts, lengths, what)
         values = values.fill_null(0)  # the nulls lie outside every row
-    flat = values.to_numpy(zero_copy_only=True)
+    flat = as_numpy(values)
     return Runs(values=flat, starts=starts, lengths=lengths, num_null=int(array.null_count))
 
 
 def _refuse_nulls(values: pa.Array, starts: NDArray[np.int64], lengths: NDArray[np.int64], what: str) -> None:
-    is_null = values.is_null().to_numpy(zero_copy_only=False)
+    is_null = null_marks(values)
     nulls = np.concatenate(([0], np.cumsum(is_null, dtype=np.int64)))
     bad = np.flatnonzero(nulls[starts + lengths] - nulls[starts])
     if bad.size:

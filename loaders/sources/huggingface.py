@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from loaders.sources.chunked import ChunkedSource, Layout, TableRead, without_rows
 from loaders.sources.encode import Encoder
-from loaders.sources.flat import MAX_TOKEN_ID, FlatChunk, RowErrors, check_columns
+from loaders.sources.flat import MAX_TOKEN_ID, FlatChunk, RowErrors, as_numpy, check_columns
 
 
 class HuggingFaceSource(ChunkedSource):
@@ -73,7 +73,7 @@ class HuggingFaceSource(ChunkedSource):
     def _indices(self) -> NDArray[np.int64] | None:
         """[S] Row of the table below for each row of the data set; None when they are the same."""
         indices = self.dataset._indices
-        return None if indices is None else indices.table.column(0).to_numpy().astype(np.int64)
+        return None if indices is None else as_numpy(indices.table.column(0)).astype(np.int64)
 
     def _selected(self, table: pa.Table) -> pa.Table:
         return table if self._indices is None else table.take(pa.array(self._indices))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,7 @@ def test_every_format_opens_as_the_samples_it_holds(corpus: list[str], tmp_path:
     source = open_source(tmp_path / "out")
     found = source.read(np.arange(len(source)))
     bounds = found.offsets.tolist()
-    samples = sorted(found.input_ids[a:b].tolist() for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+    samples = sorted(found.input_ids[a:b].tolist() for a, b in pairwise(bounds))
     assert samples == sorted(documents(300, 0) + documents(200, 1))
     assert source.lengths().tolist() == np.diff(found.offsets).tolist()
     assert list(check_folder(tmp_path / "out"))

@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 def pieces(source: Source, rows: list[int]) -> list[list[int]]:
     found = source.read(np.array(rows, np.int64))
     bounds = found.offsets.tolist()
-    return [found.input_ids[a:b].tolist() for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [found.input_ids[a:b].tolist() for a, b in pairwise(bounds)]
 
 
 @pytest.fixture(params=sorted(KINDS))

@@ -79,7 +79,7 @@ def test_u43_a_missing_or_mistyped_column_is_named(tmp_path: Path) -> None:
         ValueError, match=r"a\.parquet: column 'text' must be a list of integers, it is string"
     ):
         open_source(path, column="text").lengths()
-    with pytest.raises(ValueError, match="must be a list of integers, it is list<.*double"):
+    with pytest.raises(ValueError, match=r"must be a list of integers, it is list<.*double"):
         open_source(path, column="floats").lengths()
     with pytest.raises(ValueError, match="no column 'mask'"):
         open_source(path, column="tokens", labels="mask").lengths()
@@ -104,7 +104,7 @@ def test_u43_ids_out_of_range_are_refused_with_their_row(tmp_path: Path, wrong: 
         open_source(tmp_path / "a.jsonl").lengths()
     with pytest.raises(ValueError, match=rf"row 2: .* there is {wrong}"):
         open_source(datasets.Dataset.from_dict({"input_ids": rows})).read(np.array([0, 2]))
-    with pytest.raises(ValueError, match="sample 2: .* there is"):
+    with pytest.raises(ValueError, match=r"sample 2: .* there is"):
         open_source([{"input_ids": row} for row in rows]).lengths()
 
 
