@@ -41,6 +41,7 @@ _ENCODERS = frozenset(
     {"bert", "clip_vision_model", "modernbert", "roberta", "siglip_vision_model", "vit", "xlm-roberta"}
 )
 _LINEAR_LAYERS = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent", "linear"})
+_MLP_LAYERS = frozenset({"mlp", "moe"})
 _CHUNK = 64  # tokens that chunked linear-attention kernels handle as a dense block
 
 
@@ -108,11 +109,13 @@ def model_shape(config: Any) -> ModelShape:
     """
     reader = _Config(config)
     hidden = reader.need("hidden_size", "n_embd", "d_model", "embed_dim")
-    layers = reader.need("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
-    patterns = _layer_patterns(reader, layers)
+    kinds = _layer_kinds(reader)
+    patterns = _layer_patterns(reader, kinds)
     attending = patterns.total() - patterns["linear"]
-    projections, pair_flops, kv_width, qo_width = _attention(reader, hidden)
-    layer_flops = attending * projections + _mlps(reader, hidden, layers)
+    projections, pair_flops, kv_width, qo_width = (
+        _attention(reader, hidden) if attending else (0.0, 0.0, 0, 0)
+    )
+    layer_flops = attending * projections + _mlps(reader, hidden, kinds)
     if patterns["linear"]:
         layer_flops += patterns["linear"] * _linear_mixer(reader, hidden)
     return ModelShape(
@@ -121,7 +124,7 @@ def model_shape(config: Any) -> ModelShape:
         pair_flops=pair_flops,
         attention=_attention_string(patterns),
         attention_layers=attending,
-        layers=layers,
+        layers=len(kinds),
         hidden=hidden,
         kv_width=kv_width,
         qo_width=qo_width,
@@ -134,8 +137,8 @@ def _attention_string(patterns: Counter[str]) -> str:
     return " + ".join(f"{count}*{pattern}" for pattern, count in sorted(patterns.items()))
 
 
-def _layer_patterns(reader: _Config, layers: int) -> Counter[str]:
-    """How many layers have which attention pattern."""
+def _layer_patterns(reader: _Config, kinds: list[str]) -> Counter[str]:
+    """How many layers have which attention pattern. Layers that are an MLP alone mix no tokens."""
     window, chunk = reader.get("sliding_window", "attention_window_size"), reader.get("attention_chunk_size")
     full = "full" if _is_encoder(reader) else "causal"
     names = {
@@ -143,7 +146,7 @@ def _layer_patterns(reader: _Config, layers: int) -> Counter[str]:
         "chunked_attention": f"chunked:{chunk}",
         **dict.fromkeys(_LINEAR_LAYERS, "linear"),
     }
-    return Counter(names.get(kind, full) for kind in _layer_kinds(reader, layers, window, chunk))
+    return Counter(names.get(kind, full) for kind in kinds if kind not in _MLP_LAYERS)
 
 
 def _is_encoder(reader: _Config) -> bool:
@@ -151,21 +154,24 @@ def _is_encoder(reader: _Config) -> bool:
     return reader.get("model_type") in _ENCODERS or "depth" in reader.values
 
 
-def _layer_kinds(reader: _Config, layers: int, window: Any, chunk: Any) -> list[str]:
+def _layer_kinds(reader: _Config) -> list[str]:
     """[layers] kind of each layer, in the names that `layer_types` uses."""
     kinds = reader.get("layer_types", "layers_block_type")
     if kinds is not None:
-        return list(kinds)[:layers]
+        return list(kinds)
     if reader.get("hybrid_override_pattern") is not None:
-        # Nemotron-H: a layer is a mamba (M), attention (*) or an MLP (-), which mixes no tokens.
-        marks = {"*": "full_attention", "M": "mamba"}
-        return [marks[mark] for mark in reader.get("hybrid_override_pattern") if mark in marks]
+        marks = {"*": "full_attention", "M": "mamba", "-": "mlp", "E": "moe"}  # Nemotron-H
+        return [marks[mark] for mark in reader.get("hybrid_override_pattern")]
+    layers = reader.need("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
     if reader.get("attn_layer_indices") is not None:
         attending = set(reader.get("attn_layer_indices"))
         return ["full_attention" if i in attending else "mamba" for i in range(layers)]
     if reader.get("attn_layer_period") is not None:
         period, offset = reader.get("attn_layer_period"), reader.get("attn_layer_offset", default=0)
         return ["full_attention" if i % period == offset else "mamba" for i in range(layers)]
+    if reader.get("mamba_n_heads") is not None or str(reader.get("model_type")).startswith("mamba"):
+        return ["mamba"] * layers
+    window, chunk = reader.get("sliding_window", "attention_window_size"), reader.get("attention_chunk_size")
     if chunk is not None:
         rotary = reader.get("no_rope_layers") or [(i + 1) % 4 != 0 for i in range(layers)]
         return ["chunked_attention" if use else "full_attention" for use in rotary]
@@ -187,8 +193,8 @@ def _attention(reader: _Config, hidden: int) -> tuple[float, float, int, int]:
         return _latent_attention(reader, hidden, heads)
     head_dim = int(reader.get("head_dim", default=hidden // heads))
     kv_heads = int(reader.get("num_key_value_heads", "num_kv_heads", default=heads))
-    if reader.get("multi_query") and reader.get("num_key_value_heads", "num_kv_heads") is None:
-        kv_heads = 1
+    if reader.get("multi_query") and not reader.get("new_decoder_architecture"):
+        kv_heads = 1  # Falcon and StarCoder; a number of key heads stands there all the same
     weights = hidden * head_dim * (2 * heads + 2 * kv_heads)
     return 2.0 * weights, 4.0 * heads * head_dim, 2 * kv_heads * head_dim, 2 * heads * head_dim
 
@@ -221,14 +227,18 @@ def _linear_mixer(reader: _Config, hidden: int) -> float:
     return 2.0 * weights + 6.0 * inner * state
 
 
-def _mlps(reader: _Config, hidden: int, layers: int) -> float:
+def _mlps(reader: _Config, hidden: int, kinds: list[str]) -> float:
     """FLOPs a token in the MLPs of all layers, with the experts that one token visits."""
-    if reader.get("hybrid_override_pattern") is not None:
-        layers = reader.get("hybrid_override_pattern").count("-")
+    if str(reader.get("model_type")).startswith("mamba"):
+        return 0.0
+    alone = [kind for kind in kinds if kind in _MLP_LAYERS]
+    layers = len(alone) or len(kinds)
     matrices = 3 if _is_gated(reader) else 2
     inner = reader.get("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
     if inner is None:
         inner = hidden * float(reader.get("mlp_ratio", default=4))
+    if reader.get("block_auto_adjust_ff_dim"):  # LFM2
+        inner = 2 * inner / 3
     dense = 2.0 * matrices * hidden * float(inner)
     experts = int(reader.get("num_experts", "num_local_experts", "n_routed_experts", default=0))
     if experts < 2:
@@ -243,7 +253,7 @@ def _mlps(reader: _Config, hidden: int, layers: int) -> float:
         shared_inner = float(inner)
         dense = 2.0 * matrices * hidden * float(reader.get("intermediate_size_mlp", default=inner))
     sparse = 2.0 * matrices * hidden * (visited * expert_inner + shared_inner) + 2.0 * hidden * experts
-    num_dense = _dense_layers(reader, layers)
+    num_dense = alone.count("mlp") if alone else _dense_layers(reader, layers)
     return num_dense * dense + (layers - num_dense) * sparse
 
 

@@ -203,3 +203,38 @@ def test_bad_configs_are_named(arguments, what):
 def test_derived_coefficients_are_finite_numbers():
     cost = CostModel.from_config(QWEN3_30B_A3B, gpu="b200")
     assert np.all(np.isfinite([cost.linear, cost.quadratic, cost.fixed]))
+
+
+FAMILIES = (
+    "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 gpt2 gpt_neox gptj opt bloom falcon starcoder2 "
+    "olmo2 cohere granite stablelm mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 olmoe gpt_oss llama4_text "
+    "qwen3_next jamba bamba lfm2 smollm3 glm4 ernie4_5 codegen gpt_bigcode mpt minimax"
+).split()  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flops_match_the_weights_that_a_token_meets(family):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    config = transformers.AutoConfig.for_model(family)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings().weight
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)} - {id(head)}
+    experts = model_experts(config)
+    met = 0.0
+    for name, weight in model.named_parameters():
+        if weight.ndim >= 2 and id(weight) not in looked_up and "conv" not in name:
+            met += weight.numel() * (experts if "experts" in name and "shared" not in name else 1.0)
+    shape = model_shape(config)
+    # State spaces and linear attention do work that no weight stands for; small projections are left out.
+    tolerance = 0.03 if "linear" in shape.attention else 0.002
+    assert (shape.layer_flops + shape.head_flops) / 2 == pytest.approx(met, rel=tolerance)
+
+
+def model_experts(config):
+    """Share of the experts that one token visits."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((getattr(config, name) for name in names if getattr(config, name, None)), 1)
+    return (getattr(config, "num_experts_per_tok", None) or 1) / experts
