@@ -205,11 +205,15 @@ def test_derived_coefficients_are_finite_numbers():
     assert np.all(np.isfinite([cost.linear, cost.quadratic, cost.fixed]))
 
 
-FAMILIES = (
-    "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 gpt2 gpt_neox gptj opt bloom falcon starcoder2 "
-    "olmo2 cohere granite stablelm mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 olmoe gpt_oss llama4_text "
-    "qwen3_next jamba bamba lfm2 smollm3 glm4 ernie4_5 codegen gpt_bigcode mpt minimax"
-).split()  # fmt: skip
+# fmt: off
+FAMILIES = [
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt2",
+    "gpt_neox", "gptj", "opt", "bloom", "falcon", "starcoder2", "olmo2", "cohere", "granite",
+    "stablelm", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "olmoe", "gpt_oss",
+    "llama4_text", "qwen3_next", "jamba", "bamba", "lfm2", "smollm3", "glm4", "ernie4_5", "codegen",
+    "gpt_bigcode", "mpt", "minimax",
+]
+# fmt: on
 
 
 @pytest.mark.slow
