@@ -61,7 +61,7 @@ class MediaRules:
 
     max_tokens: int | None = None
     """Tokens a sample may have."""
-    max_units: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    max_units: Mapping[str, int] = field(default_factory=dict)
     """Patches and frames a sample may have, ``{"vision": 5000}``."""
     oversize: str = "keep"
     """A sample above one of these limits: ``"error"``; ``"drop"`` it; ``"drop_media"``: leave media out
