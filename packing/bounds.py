@@ -38,7 +38,7 @@ def fewest_packs(
 
 
 def martello_toth(values: NDArray[np.int64], counts: NDArray[np.int64], capacity: int) -> int:
-    """L2: for every threshold, samples above ``capacity - threshold`` stay alone, shorter ones are left out."""
+    """L2: for each threshold, samples above ``capacity - threshold`` stay alone, short ones are left out."""
     tokens = values * counts
     tokens_from = np.concatenate([[0], np.cumsum(tokens)])
     samples_from = np.concatenate([[0], np.cumsum(counts)])

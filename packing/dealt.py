@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,8 +198,8 @@ class DealtByIds:
     num_packs: int
     lengths: NDArray[np.int64] | NDArray[np.int32]
     """[I] lengths in the strategy's unit."""
-    kinds: NDArray[np.int64] | None
-    """[I] items of one kind may change places between epochs; None where the order must be kept."""
+    alike: tuple[NDArray[Any], ...] | None
+    """Columns [I]: items equal in all of them may change places; None where the order must be kept."""
     proven: int = 0
 
     def ids(self, start: int, stop: int, threads: int) -> PackIds:
@@ -218,11 +218,15 @@ class DealtByIds:
         return self._totals(self.lengths)
 
     def reshuffled(self, key: int) -> DealtByIds:
-        if self.kinds is None:
+        if self.alike is None or self.pack_ids.size == 0:
             return self
-        by_kind = np.argsort(self.kinds, kind="stable")
-        _, first, counts = np.unique(self.kinds[by_kind], return_index=True, return_counts=True)
-        kind = np.repeat(np.arange(first.size), counts)
+        by_kind = np.lexsort(self.alike)
+        differs = np.zeros(by_kind.size, bool)
+        for column in self.alike:
+            differs[1:] |= np.diff(column[by_kind]) != 0
+        kind = np.cumsum(differs)
+        counts = np.bincount(kind)
+        first = np.cumsum(counts) - counts
         turn = turns(np.arange(first.size), counts, mixed(key, 0))
         place = (np.arange(kind.size) - first[kind] + turn[kind]) % counts[kind] + first[kind]
         ids = self.pack_ids[by_kind][place]

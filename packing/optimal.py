@@ -52,7 +52,7 @@ class _Search:
         self.pool = np.zeros((0, values.size), np.int64)
 
     def relax(self, left: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
-        """Patterns [., V], how often to use each in fractions, and a proven bound, for samples ``left`` [V]."""
+        """Patterns [., V], how often to use each in fractions, a proven bound, for samples ``left`` [V]."""
         from packing import _kernels
 
         active = np.flatnonzero(left)

@@ -1,5 +1,6 @@
 """Bare loops without checks or messages. Importing this package loads numba, so fronts do it on first use."""
 
+from packing._kernels.balanced import deal_cheapest, even_out, fill_tightest
 from packing._kernels.best_fit import best_fit
 from packing._kernels.deal import (
     deal_grouped,
@@ -17,8 +18,11 @@ from packing._kernels.patterns import fractional_packs
 __all__ = [
     "best_fit",
     "count_rows",
+    "deal_cheapest",
     "deal_grouped",
+    "even_out",
     "deal_ids",
+    "fill_tightest",
     "first_fit",
     "fractional_packs",
     "group_ids",

@@ -91,7 +91,7 @@ def test_eight_samples_of_seven_tokens_need_eight_packs_of_eight(name):
 def test_no_pack_has_more_samples_than_allowed_however_short_they_are(name):
     packs = packed(name, np.ones(10_000, np.int64), 8192, max_samples=256)
     assert len(packs) == 40
-    assert np.diff(packs.offsets).max() == 256
+    assert np.diff(packs.offsets).max() <= 256
 
 
 @pytest.mark.parametrize("name", NAMES)
