@@ -25,7 +25,7 @@ def plot_plan(plan: StepPlan, path: str | Path | None = None) -> Figure:
         plan: what to draw.
         path: where to save it, if anywhere; the suffix gives the format.
     """
-    from matplotlib.collections import PolyCollection
+    from matplotlib.collections import LineCollection, PolyCollection
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -41,9 +41,11 @@ def plot_plan(plan: StepPlan, path: str | Path | None = None) -> Figure:
     for degree, colour in zip(degrees, colours, strict=True):
         mine = plan.micro_batches.cp_degree[spans.micro_batch] == degree
         boxes = _boxes(spans.start_s[mine], spans.end_s[mine], spans.rank[mine], height)
-        edge = 0.6 if plan.ranks <= 128 else 0.1
-        axes.add_collection(PolyCollection(boxes, facecolor=colour, edgecolor="white", linewidth=edge))
+        axes.add_collection(PolyCollection(boxes, facecolor=colour, edgecolor="none", antialiased=False))
         handles.append(Patch(color=colour, label=f"degree {degree}"))
+    # Borders between micro-batches only: a frame around each bar would hide the bars of a thousand ranks.
+    borders = _boxes(spans.end_s, spans.end_s, spans.rank, height)[:, :2]
+    axes.add_collection(LineCollection(borders, color="white", linewidth=0.8))
     handles.append(Patch(color=_IDLE, label="idle"))
     handles.append(axes.axvline(plan.time_s, color="#333333", linewidth=1.2, label="end of step"))
     if plan.lower_bound_s > 0:
