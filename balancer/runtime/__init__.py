@@ -7,6 +7,7 @@ from .exchange import exchange, keep_in_graph
 from .groups import ContextGroups
 from .loss import auxiliary_weight, scale_loss
 from .protocol import RunnableBatch
+from .running import current_batch, running
 from .sync import no_sync
 from .watch import Watch
 from .world import world
@@ -19,9 +20,11 @@ __all__ = [
     "auxiliary_weight",
     "check_same_plan",
     "clip_grad_norm",
+    "current_batch",
     "exchange",
     "keep_in_graph",
     "no_sync",
+    "running",
     "scale_loss",
     "world",
 ]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .protocol import RunnableBatch
+from .running import running
 
 
 @contextmanager
@@ -16,6 +17,12 @@ def no_sync(model: Any, batch: RunnableBatch) -> Iterator[None]:
     DDP and FSDP1 offer ``no_sync``, FSDP2 (`fully_shard`) offers ``set_requires_gradient_sync``; any other
     model has nothing to hold back. Every rank must run exactly one micro-batch with ``last_in_step`` a step.
     """
+    with running(batch), _held_back(model, batch):
+        yield
+
+
+@contextmanager
+def _held_back(model: Any, batch: RunnableBatch) -> Iterator[None]:
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(batch.last_in_step)
         model.set_is_last_backward(batch.last_in_step)
