@@ -18,8 +18,9 @@ from balancer.policies import POLICIES
 from balancer.topology import Topology
 from packing.table import SampleTable
 
-DEFAULT_EFFORT = 20_000
-"""Trials of the local search on steps of few samples: about 5 ms."""
+DEFAULT_EFFORT = 4_000
+"""Trials of the local search on steps of few samples: about 1 ms for 16 of them. Five times as many shorten a
+step of 16 or 32 samples by 0.01 to 0.03 % and take 5 ms, 1 % of a half-second step."""
 
 
 def plan_step(
