@@ -93,17 +93,23 @@ def notes(results: dict[str, Any]) -> list[str]:
     efficiency = ", ".join(f"{NAMES[row['policy']]} {row['efficiency']:.2f}" for row in results["policies"])
     steps = results["policies"][0]["steps"]
     epoch = results["epoch"]
-    whole = {policy: seconds / epoch["seconds"]["balanced"] for policy, seconds in epoch["seconds"].items()}
+    shown = {row["policy"]: row["predicted_s"] for row in results["policies"]}
     balanced = results["policies"][-1]
     planning = epoch["plan_s"] / (balanced["critical_s"] / balanced["steps"])
     return [
         *(f"{NAMES[row['policy']]}: {MEANINGS[row['policy']]}" for row in results["policies"]),
         f"{steps} paired steps on {results['ranks']} ranks; in brackets 95 % intervals, bootstrap over steps",
         f"efficiency (mean / slowest rank, CPU time): {efficiency}",
-        f"predicted for all {epoch['steps']} steps of the epoch: evenload over padded {whole['padded']:.2f}, "
-        f"over packed {whole['packed']:.2f} times as fast",
+        f"predicted for these steps: {predicted_ratios(shown)}",
+        f"predicted for all {epoch['steps']} steps of the epoch: {predicted_ratios(epoch['seconds'])}",
         f"planning a step takes {epoch['plan_s'] * 1e3:.2f} ms, {planning:.2%} of it (CPU time)",
     ]
+
+
+def predicted_ratios(seconds: dict[str, float]) -> str:
+    """What the cost model alone says; seconds: of each policy, on the same steps."""
+    over = {policy: seconds[policy] / seconds["balanced"] for policy in ("padded", "packed")}
+    return f"evenload over padded {over['padded']:.2f}, over packed {over['packed']:.2f} times as fast"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
