@@ -113,6 +113,8 @@ def test_the_generic_decoder_has_equal_parts_at_32k_tokens():
     n = 32768
     assert cost.linear * n == pytest.approx(cost.quadratic * n * (n + 1) / 2)
     assert "generic" in cost.source
+    assert 4 * cost([500], 4)[0] > cost([500])[0]  # sharing a short sequence costs
+    assert 4 * cost([32768], 4)[0] == pytest.approx(cost([32768])[0])  # a long one hides it
 
 
 def test_flexsp_preset_gives_the_published_numbers():
