@@ -42,9 +42,9 @@ class Admission:
         )
         more = f" and {self.rows.size - 5} more" if self.rows.size > 5 else ""
         return (
-            f"{self.rows.size} samples fit no allowed degree: {shown}{more}; at most {self.longest} tokens "
-            f"fit. The others need {degrees}. Raise max_tokens, allow larger cp_degrees, or drop or split such "
-            "samples."
+            f"{self.rows.size} samples fit no allowed degree: {shown}{more}; at most {self.longest} "
+            f"tokens fit. The others need {degrees}. Raise max_tokens, allow larger cp_degrees, or drop or "
+            "split such samples."
         )
 
 

@@ -8,12 +8,13 @@ from packing._jit import kernel
 
 
 @kernel
-def ride(tokens, time, level, start, degree, free, end, pace, unit, load):
+def ride(tokens, time, level, degree, free, end, first, last, pace, unit, load):
     """[C] micro-batch that each candidate rides in, -1 for none. Updates ``free`` [M] and ``load`` [R].
 
     tokens: [C] falling; time: [L, C] nanoseconds at each level's degree; level: [M] of each wide
-    micro-batch, -1 where riding does not pay; free: [M] tokens. Micro-batch after micro-batch takes the
-    longest candidates that still fit, until it is full or a rank of its group would pass ``end``.
+    micro-batch, -1 where riding does not pay; free: [M] tokens; its loads are ``load[first[m]:last[m]]``.
+    Micro-batch after micro-batch takes the longest candidates that still fit, until it is full or one of its
+    loads would pass ``end`` [M].
     """
     count = tokens.size
     batch_of = np.full(count, -1, np.int64)
@@ -23,10 +24,9 @@ def ride(tokens, time, level, start, degree, free, end, pace, unit, load):
         if level[m] < 0:
             continue
         pieces = 2 * degree[m]
-        first = start[m]
-        slow = pace[first]
-        latest = load[first]
-        for r in range(first + 1, first + degree[m]):
+        slow = pace[first[m]]
+        latest = load[first[m]]
+        for r in range(first[m] + 1, last[m]):
             slow = max(slow, pace[r])
             latest = max(latest, load[r])
         added = np.int64(0)
@@ -49,7 +49,7 @@ def ride(tokens, time, level, start, degree, free, end, pace, unit, load):
             if i >= count:
                 break
             cost = time[level[m], i] * slow // unit + 1
-            if latest + added + cost > end:
+            if latest + added + cost > end[m]:
                 # Shorter candidates may still end in time: halve the length.
                 lo = i
                 while lo < count and tokens[lo] * 2 > tokens[i]:
@@ -62,6 +62,6 @@ def ride(tokens, time, level, start, degree, free, end, pace, unit, load):
             next_free[i] = i + 1
             added += cost
             free[m] -= (tokens[i] + pieces - 1) // pieces * pieces
-        for r in range(first, first + degree[m]):
+        for r in range(first[m], last[m]):
             load[r] += added
     return batch_of

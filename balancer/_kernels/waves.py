@@ -8,69 +8,73 @@ from packing._jit import kernel
 
 
 @kernel
-def pack_within(tokens, time, room, height, window):
-    """[S] bin of each sample and their number: first fit under ``room`` tokens and ``height`` nanoseconds.
+def shelve(lo, tokens, time, fixed, degrees, starts, bounds, room, height, taken, window):
+    """Put the samples of all degrees but the smallest into slots, widest first and longest first.
 
-    A sample above the height gets a bin of its own. Only the last ``window`` bins are asked.
+    A sample joins the micro-batch of its degree that it fills up best without passing its slot's height;
+    else it opens a group in the slot that grows least. Groups are laid from rank 0 up, so that a slot's free
+    ranks stay together. Only the last ``window`` micro-batches are asked.
+
+    lo: [D] first sample of each degree; height: [slots] nanoseconds, at least what every slot will reach
+    anyway, updated; taken: [slots, ranks], updated. Returns (batch [lo[0]] of each sample, then slot, block,
+    free tokens and nanoseconds [M] of the micro-batches); the first is short where a sample found no room.
     """
-    bins = np.empty(tokens.size, np.int64)
-    left = np.empty(tokens.size, np.int64)
-    load = np.empty(tokens.size, np.int64)
-    used = 0
-    for i in range(tokens.size):
-        found = -1
-        for b in range(max(0, used - window), used):
-            if left[b] >= tokens[i] and load[b] + time[i] <= height:
-                found = b
-                break
-        if found < 0:
-            found = used
-            left[found] = room
-            load[found] = 0
-            used += 1
-        bins[i] = found
-        left[found] -= tokens[i]
-        load[found] += time[i]
-    return bins, used
-
-
-@kernel
-def shelve(cost, degree, need, allowed, starts, bounds, level, room, taken, height):
-    """[M] (slot, block) of wide micro-batches, widest first and longest first within a degree; -1: no room.
-
-    Each goes where the slot grows least. need: tokens; level: [M] index of the degree. Groups are laid from
-    rank 0 up, so that a slot's free ranks stay together. Updates ``taken`` [slots, ranks] and ``height``.
-    """
+    count = lo[0]
     slots = height.size
     cursor = np.zeros(slots, np.int64)
-    slot_of = np.full(cost.size, -1, np.int64)
-    block_of = np.full(cost.size, -1, np.int64)
-    for m in range(cost.size):
-        first, last = bounds[level[m]], bounds[level[m] + 1]
-        best = -1
-        best_block = -1
-        growth = np.int64(0)
-        for k in range(slots):
-            grows = max(np.int64(0), cost[m] - height[k])
-            if best >= 0 and grows >= growth:
-                continue
-            block = first + np.searchsorted(starts[first:last], cursor[k])
-            while block < last and room[block] < need[m]:
-                block += 1
-            if block < last:
-                best = k
-                best_block = block
-                growth = grows
-                if grows == 0:
-                    break
-        if best < 0:
-            return slot_of, block_of
-        slot_of[m] = best
-        block_of[m] = best_block
-        height[best] = max(height[best], cost[m])
-        cursor[best] = starts[best_block] + degree[m]
-        taken[best, starts[best_block] : starts[best_block] + degree[m]] = True
-    return slot_of, block_of
+    batch_of = np.empty(count, np.int64)
+    slot_of = np.empty(count, np.int64)
+    block_of = np.empty(count, np.int64)
+    free = np.empty(count, np.int64)
+    cost = np.empty(count, np.int64)
+    used = 0
+    for j in range(degrees.size - 1, 0, -1):
+        degree = degrees[j]
+        pieces = 2 * degree
+        first, last = bounds[j], bounds[j + 1]
+        opened = used
+        for i in range(lo[j], lo[j - 1]):
+            need = (tokens[i] + pieces - 1) // pieces * pieces
+            best = -1
+            slack = np.int64(0)
+            for m in range(max(opened, used - window), used):
+                left = height[slot_of[m]] - cost[m] - time[j - 1, i]
+                if free[m] >= need and left >= 0 and (best < 0 or left < slack):
+                    best = m
+                    slack = left
+            if best < 0:
+                alone = time[j - 1, i] + fixed[j]
+                growth = np.int64(0)
+                slot = -1
+                at = 0
+                for k in range(slots):
+                    grows = max(np.int64(0), alone - height[k])
+                    if slot >= 0 and grows >= growth:
+                        continue
+                    block = first + np.searchsorted(starts[first:last], cursor[k])
+                    while block < last and room[block] < need:
+                        block += 1
+                    if block < last:
+                        slot = k
+                        at = block
+                        growth = grows
+                        if grows == 0:
+                            break
+                if slot < 0:
+                    return batch_of[:i], slot_of[:used], block_of[:used], free[:used], cost[:used]
+                best = used
+                slot_of[used] = slot
+                block_of[used] = at
+                free[used] = room[at]
+                cost[used] = fixed[j]
+                height[slot] = max(height[slot], alone)
+                cursor[slot] = starts[at] + degree
+                taken[slot, starts[at] : starts[at] + degree] = True
+                used += 1
+            batch_of[i] = best
+            free[best] -= need
+            cost[best] += time[j - 1, i]
+    return batch_of, slot_of[:used], block_of[:used], free[:used], cost[:used]
 
 
 @kernel

@@ -81,7 +81,7 @@ class Supply:
     """Whether all speeds are equal."""
     ranks: float
     least_batches: float
-    """Micro-batches of a rank (slots under ``sync="micro_batch"``) that every plan has at least on average."""
+    """Micro-batches a rank (slots, under ``sync="micro_batch"``) that plans have at least, on average."""
     most_batches: float
     """The same, at most."""
     fixed_ns: int

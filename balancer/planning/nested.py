@@ -218,10 +218,12 @@ def _with_riders(
     picked = np.diff(np.floor(np.arange(candidates.size + 1) * share)) > 0
     candidates = candidates[picked]
     end = _fair_end(problem, ladder, load, rest)
+    first = blocks.starts[cut.block]
     batch_of = ride(
         problem.num_tokens[candidates],
         problem.work_ns_of(ladder.degrees.tolist(), candidates),
-        level, blocks.starts[cut.block], degree, free, int(end), slowness(problem), SPEED_UNIT, load,
+        level, degree, free, np.full(degree.size, int(end)), first, first + degree, slowness(problem),
+        SPEED_UNIT, load,
     )  # fmt: skip
     rides = batch_of >= 0
     everyone = np.concatenate([cut.order, candidates[rides]])

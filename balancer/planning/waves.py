@@ -16,28 +16,31 @@ from numpy.typing import NDArray
 from balancer._kernels import waves as kernels
 from balancer._kernels.fill import fill
 from balancer._kernels.place import first_fit
+from balancer._kernels.ride import ride
 from balancer.planning.blocks import Blocks, make_blocks
 from balancer.planning.ladder import Ladder, ladder_of
-from balancer.planning.layout import Layout, layout_of, objective_ns
+from balancer.planning.layout import SPEED_UNIT, Layout, layout_of, objective_ns
 from balancer.planning.problem import Ints, Problem, padded
 
-HEIGHTS = (1.0, 1.15, 1.4, 2.0)
-"""Slot heights at which the degrees of the long samples are chosen, in parts of the mean height."""
+WAYS = tuple((height, riders) for height in (1.0, 1.15, 1.4, 2.0) for riders in (True, False))
+"""Slot heights at which the degrees of the long samples are chosen, in parts of the mean height, with and
+without other samples in the wide groups that end early."""
 
 DENSE = 0.8
 """Share of the work that is dealt by density before the rest is dealt by time."""
 
 
 def divide(problem: Problem) -> Layout | None:
-    """The best of several numbers of slots and heights; None where a given number holds none that was found."""
+    """The best of several numbers of slots and heights; None where none of them holds the step."""
     ladder, blocks = ladder_of(problem), make_blocks(problem)
     best: Layout | None = None
     best_ns = 0
     misses = 0
     for slots in slot_counts(problem):
         improved = False
-        for height in HEIGHTS[: 1 if ladder.degrees.size == 1 else len(HEIGHTS)]:
-            layout = build(problem, ladder, blocks, slots, height)
+        ways = [(1.0, False)] if ladder.degrees.size == 1 else WAYS
+        for height, riders in ways:
+            layout = build(problem, ladder, blocks, slots, height, riders)
             if layout is None:
                 continue
             time_ns = objective_ns(problem, layout)
@@ -63,106 +66,127 @@ def slot_counts(problem: Problem) -> Iterator[int]:
         slots += 1 if problem.topology.pipeline_stages == 1 else max(1, slots // 4)
 
 
-def build(problem: Problem, ladder: Ladder, blocks: Blocks, slots: int, height: float) -> Layout | None:
+def build(
+    problem: Problem, ladder: Ladder, blocks: Blocks, slots: int, height: float, riders: bool
+) -> Layout | None:
     """A layout of that many slots, or None where a sample finds no room."""
     mean = ladder.lower_bound_ns / (slots + problem.topology.pipeline_stages - 1)
     ranges = ladder.clamped_ranges(problem, height * mean)
-    batch_of = np.empty(len(problem), np.int64)
-    level, cost, need = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    batches = 0
-    for j in range(ladder.degrees.size - 1, 0, -1):
-        lo, hi = int(ranges[j]), int(ranges[j - 1])
-        if lo == hi:
-            continue
-        tokens = padded(problem.num_tokens[lo:hi], int(ladder.degrees[j]))
-        time = ladder.time_ns[j - 1, lo:hi]
-        room = int(blocks.room[blocks.bounds[j] : blocks.bounds[j + 1]].max())
-        bins, used = kernels.pack_within(tokens, time, room, int(height * mean) - int(ladder.fixed_ns[j]), 64)
-        batch_of[lo:hi] = batches + bins
-        batches += used
-        level.append(np.full(used, j))
-        cost.append(np.bincount(bins, weights=time, minlength=used).astype(np.int64) + ladder.fixed_ns[j])
-        need.append(np.bincount(bins, weights=tokens, minlength=used).astype(np.int64))
-    wide_level, wide_cost, wide_need = np.concatenate(level), np.concatenate(cost), np.concatenate(need)
-    by_cost = np.lexsort((-wide_cost, -wide_level))
-    wide_degree = ladder.degrees[wide_level]
+    count = int(ranges[0])
     taken = np.zeros((slots, problem.ranks), np.bool_)
-    heights = np.zeros(slots, np.int64)
-    slot_sorted, block_sorted = kernels.shelve(
-        wide_cost[by_cost], wide_degree[by_cost], wide_need[by_cost], wide_need, blocks.starts, blocks.bounds,
-        wide_level[by_cost], blocks.room, taken, heights,
+    heights = np.full(slots, int(mean))
+    batch_of, slot, block, free, cost = kernels.shelve(
+        ranges, problem.num_tokens, ladder.time_ns, ladder.fixed_ns, ladder.degrees, blocks.starts,
+        blocks.bounds, blocks.room, heights, taken, 512,
     )  # fmt: skip
-    if batches and slot_sorted[-1] < 0:
+    if batch_of.size < count:
         return None
-    wide_slot, wide_block = np.empty(batches, np.int64), np.empty(batches, np.int64)
-    wide_slot[by_cost], wide_block[by_cost] = slot_sorted, block_sorted
-    return _fill_rest(
-        problem, ladder, blocks, int(ranges[0]), batch_of, wide_slot, wide_block, taken, heights
+    samples, rest = np.arange(count), np.arange(count, len(problem))
+    if riders and slot.size and rest.size:
+        samples, batch_of, rest = _with_riders(
+            problem, ladder, blocks, samples, batch_of, rest, block, free, cost, heights[slot]
+        )
+    heights[:] = 0
+    np.maximum.at(heights, slot, cost)
+    return _fill_rest(problem, ladder, blocks, samples, batch_of, rest, slot, block, taken, heights)
+
+
+def _with_riders(
+    problem: Problem, ladder: Ladder, blocks: Blocks, samples: Ints, batch_of: Ints, rest: Ints, block: Ints,
+    free: Ints, cost: Ints, end: Ints,
+) -> tuple[Ints, Ints, Ints]:  # fmt: skip
+    """Fill wide groups that are below their slot's height with other samples: that time is free.
+
+    Returns (samples in wide groups, their micro-batches, the samples that are left). Updates ``cost``.
+    """
+    level = np.searchsorted(blocks.bounds, block, side="right") - 1
+    short = int(problem.first_too_short()[np.unique(level)].min())
+    candidates = rest[rest < short]
+    # Tallest gaps first: they take the longest samples, which are the densest.
+    by_gap = np.argsort(cost - end, kind="stable")
+    order = np.arange(by_gap.size)
+    waiting = cost[by_gap]
+    riding = ride(
+        problem.num_tokens[candidates],
+        problem.work_ns_of(ladder.degrees.tolist(), candidates),
+        level[by_gap], blocks.degree[block[by_gap]], free[by_gap], end[by_gap], order, order + 1,
+        blocks.pace[block[by_gap]], SPEED_UNIT, waiting,
+    )  # fmt: skip
+    cost[by_gap] = waiting
+    rides = riding >= 0
+    left = np.ones(len(problem), np.bool_)
+    left[samples] = False
+    left[candidates[rides]] = False
+    return (
+        np.concatenate([samples, candidates[rides]]),
+        np.concatenate([batch_of, by_gap[riding[rides]]]),
+        np.flatnonzero(left),
     )
 
 
 def _fill_rest(
-    problem: Problem,
-    ladder: Ladder,
-    blocks: Blocks,
-    wide: int,
-    batch_of: Ints,
-    wide_slot: Ints,
-    wide_block: Ints,
-    taken: NDArray[np.bool_],
-    heights: Ints,
-) -> Layout | None:
+    problem: Problem, ladder: Ladder, blocks: Blocks, samples: Ints, wide_of: Ints, rest: Ints,
+    wide_slot: Ints, wide_block: Ints, taken: NDArray[np.bool_], heights: Ints,
+) -> Layout | None:  # fmt: skip
     """Fill a micro-batch for each free group of the smallest degree, and deal them."""
     slots, base, fixed = heights.size, int(ladder.degrees[0]), int(ladder.fixed_ns[0])
-    groups = int(blocks.bounds[1])
-    starts = blocks.starts[:groups]
+    starts = blocks.starts[: blocks.bounds[1]]
     free = np.logical_not(taken[:, starts[:, None] + np.arange(base)].any(axis=2))
     tallest_first = np.argsort(-heights, kind="stable")
     unit_slot, unit_block = np.nonzero(free[tallest_first])
-    work = ladder.base_ns[wide:]
-    tokens = padded(problem.num_tokens[wide:], base)
+    work = ladder.base_ns[rest]
+    tokens = padded(problem.num_tokens[rest], base)
     units = unit_slot.size
     if work.size and not units:
         return None
     slot_units = np.searchsorted(unit_slot, np.arange(slots + 1))
-    target_height = _common_height(heights[tallest_first], slot_units, work, fixed)
-    bits = max(1, (units - 1).bit_length())
-    pace = blocks.pace[unit_block]
-    sums = np.cumsum(work)
-    dense_until = int(np.searchsorted(sums, DENSE * sums[-1])) if work.size else 0
-    target = ((target_height[unit_slot]) * (65536 / pace)).astype(np.int64) - fixed
-    room = blocks.room[unit_block]
-    unit_of, _ = fill(
-        work, tokens, target, room.copy(), np.arange(units + 1), room.copy(), pace, dense_until, bits
-    )
-    if work.size and unit_of.min() < 0:
-        # Even work left too little room somewhere: pack as tightly as first fit does.
-        packed, bounds, _ = first_fit(
-            tokens, np.arange(work.size), np.array([0, work.size]), room.min(keepdims=True)
-        )
-        if bounds.size - 1 > units:
-            return None
-        unit_of[packed] = np.repeat(np.arange(bounds.size - 1), np.diff(bounds))
+    heights = _common_height(heights[tallest_first], slot_units, work, fixed)
+    pace, room = blocks.pace[unit_block], blocks.room[unit_block]
+    unit_of = _fill(work, tokens, heights[unit_slot] - fixed, pace, room)
+    if unit_of is None:
+        return None
     cost = np.bincount(unit_of, weights=work, minlength=units).astype(np.int64)
-    used = np.bincount(unit_of, minlength=units) > 0
-    cost += fixed * used
-    equal = bool(np.all(pace == pace[:1]) and np.all(room == room[:1]))
-    place_of = np.arange(units)
-    if equal:
+    cost += fixed * (np.bincount(unit_of, minlength=units) > 0)
+    if np.all(pace == pace[:1]) and np.all(room == room[:1]):
         # Finished packs in falling order over the slots in falling order of height.
         by_cost = np.argsort(-cost, kind="stable")
+        place_of = np.empty(units, np.int64)
         load = np.zeros(problem.ranks, np.int64)
-        dealt = kernels.deal(cost[by_cost], slot_units, starts[unit_block], base, load)
-        place_of[by_cost] = dealt
-    unit_of = place_of[unit_of]
+        place_of[by_cost] = kernels.deal(cost[by_cost], slot_units, starts[unit_block], base, load)
+        unit_of = place_of[unit_of]
     kept = np.flatnonzero(np.bincount(unit_of, minlength=units) > 0)
     number = np.full(units, -1, np.int64)
     number[kept] = np.arange(kept.size)
-    batch_of[wide:] = wide_slot.size + number[unit_of]
+    batch_of = np.empty(len(problem), np.int64)
+    batch_of[samples] = wide_of
+    batch_of[rest] = wide_slot.size + number[unit_of]
     slot = np.concatenate([wide_slot, tallest_first[unit_slot[kept]]])
     _, slot = np.unique(slot, return_inverse=True)
     block = np.concatenate([wide_block, unit_block[kept]])
     return layout_of(batch_of, blocks.starts[block], blocks.degree[block], slot=slot.astype(np.int64))
+
+
+def _fill(work: Ints, tokens: Ints, target: Ints, pace: Ints, room: Ints) -> Ints | None:
+    """[S] unit of each sample, near each unit's ``target`` nanoseconds; None where they do not fit."""
+    units = room.size
+    if work.size == 0:
+        return np.zeros(0, np.int64)
+    sums = np.cumsum(work)
+    unit_of: Ints
+    unit_of, _ = fill(
+        work, tokens, (target * (SPEED_UNIT / pace)).astype(np.int64), room.copy(), np.arange(units + 1),
+        room.copy(), pace, int(np.searchsorted(sums, DENSE * sums[-1])), max(1, (units - 1).bit_length()),
+    )  # fmt: skip
+    if unit_of.min() >= 0:
+        return unit_of
+    # Even work left too little room somewhere: pack as tightly as first fit does.
+    packed, bounds, _ = first_fit(
+        tokens, np.arange(work.size), np.array([0, work.size]), room.min(keepdims=True)
+    )
+    if bounds.size - 1 > units:
+        return None
+    unit_of[packed] = np.repeat(np.arange(bounds.size - 1), np.diff(bounds))
+    return unit_of
 
 
 def _common_height(heights: Ints, slot_units: Ints, work: Ints, fixed: int) -> Ints:

@@ -41,8 +41,10 @@ def test_first_fit_equals_its_twin(lists, capacity):
     expected = []
     for g, part in enumerate(lists):
         bins = reference.first_fit(part, capacity)
-        for b in range(max(bins, default=-1) + 1):
-            expected.append((g, [int(offsets[g]) + i for i in range(len(part)) if bins[i] == b]))
+        expected += [
+            (g, [int(offsets[g]) + i for i in range(len(part)) if bins[i] == b])
+            for b in range(max(bins, default=-1) + 1)
+        ]
     assert got == expected
 
 

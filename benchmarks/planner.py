@@ -1,0 +1,451 @@
+"""The planner's numbers: time, certified gap, and its peers on the same lengths and the same cost model.
+
+    python -m benchmarks.planner [shapes] [karmarkar_karp] [megatron] [milp] [sync] [wlb] [--peers DIR]
+
+Each section prints its rows and writes them to ``benchmarks/results/planner_<section>.csv``; ``shapes`` also
+draws a figure. Times are CPU seconds of the planning thread, the best of a few runs, since other work on the
+machine stretches wall time. ``--peers`` is a folder with verl, megatron-core, prtpy and numberpartitioning
+(``pip install --no-deps --target DIR verl megatron-core prtpy numberpartitioning``); without it their rows
+are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import os
+import platform
+import sys
+import time
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from balancer import CostModel, Topology, partition, plan_step
+from balancer.costs.presets import preset
+from benchmarks import workloads
+from tests.balancer.milp import least_time_s
+
+RESULTS = Path(__file__).parent / "results"
+FLEXSP = preset("flexsp-a100-7b")
+DEGREES = (1, 2, 4, 8, 16, 32, 64)
+
+MIXES: dict[str, Callable[[int, int], np.ndarray]] = {
+    "wlb_llm": partial(workloads.quantiles, table=workloads.WLB_LLM_TABLE),
+    "prolong": partial(workloads.quantiles, table=workloads.PROLONG_TABLE),
+    "lognormal_1.2": partial(workloads.lognormal, mu=7.0, sigma=1.2),
+    "lognormal_1.8": partial(workloads.lognormal, mu=6.5, sigma=1.8),
+    "pareto_1.1": partial(workloads.pareto, shortest=300.0, tail=1.1),
+    "two_humps": lambda n, seed: _two_humps(n, seed),
+}
+
+
+def _two_humps(n: int, seed: int) -> np.ndarray:
+    """40 % of 200 to 8,000 tokens, the rest of 8,000 to 32,000, as long SFT sets have."""
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random(n) < 0.4, rng.integers(200, 8000, n), rng.integers(8000, 32000, n))
+
+
+def lengths_of(mix: str, n: int, seed: int, longest: int) -> np.ndarray:
+    return np.clip(MIXES[mix](n, seed), 16, longest).astype(np.int64)
+
+
+def cpu_seconds(run: Callable[[], Any], repeats: int) -> tuple[Any, float]:
+    """(result, least CPU seconds of this thread). The first call, which may compile, does not count."""
+    result = run()
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.thread_time()
+        result = run()
+        best = min(best, time.thread_time() - start)
+    return result, best
+
+
+def publish(section: str, rows: list[dict[str, Any]]) -> None:
+    """Print the rows and write them with the environment they were measured in."""
+    RESULTS.mkdir(exist_ok=True)
+    versions = f"Python {platform.python_version()}, numpy {np.__version__}"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {versions}"
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with (RESULTS / f"planner_{section}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*names, "machine"])
+        writer.writeheader()
+        writer.writerows([{**row, "machine": machine} for row in rows])
+    for row in rows:
+        print("  ".join(f"{name}={_short(value)}" for name, value in row.items()), flush=True)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def shapes(_: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time and certified gap over mixes and seeds, without and with the fixed cost of a micro-batch."""
+    rows = []
+    cases = [
+        (65_536, 1024, 16_384, 1 << 20, 0.0, 8),
+        (65_536, 1024, 16_384, 1 << 20, 0.629, 8),
+        (16_384, 1024, 16_384, 1 << 20, 0.0, 8),
+        (4_096, 128, 16_384, 1 << 20, 0.0, 8),
+        (512, 64, 8_192, 393_216, 0.0, 8),
+        (512, 64, 8_192, 393_216, 0.629, 8),
+        (1_048_576, 16_384, 16_384, 1 << 20, 0.0, 1),
+    ]
+    for n, ranks, cap, longest, fixed, seeds in cases:
+        cost = replace(FLEXSP, fixed=fixed)
+        topology = Topology(ranks, ranks_per_node=8)
+        for mix in MIXES:
+            gaps, seconds = [], []
+            for seed in range(seeds):
+                lengths = lengths_of(mix, n, seed, longest)
+                run = partial(
+                    plan_step, lengths, topology=topology, max_tokens=cap, cost=cost, cp_degrees=DEGREES
+                )
+                plan, took = cpu_seconds(run, 5 if n < 10**6 else 1)
+                gaps.append(plan.gap)
+                seconds.append(took)
+            rows.append(
+                {
+                    "samples": n, "ranks": ranks, "fixed_s": fixed, "mix": mix,
+                    "ms_median": 1e3 * float(np.median(seconds)), "ms_worst": 1e3 * max(seconds),
+                    "gap_median": float(np.median(gaps)), "gap_p95": float(np.quantile(gaps, 0.95)),
+                    "gap_worst": max(gaps), "seeds": seeds,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def draw_shapes(rows: Iterable[dict[str, Any]]) -> None:
+    """Time against gap, one mark for each mix and shape."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    shapes_seen = dict.fromkeys((row["samples"], row["ranks"], row["fixed_s"]) for row in rows)
+    for samples, ranks, fixed in shapes_seen:
+        mine = [r for r in rows if (r["samples"], r["ranks"], r["fixed_s"]) == (samples, ranks, fixed)]
+        label = f"{samples:,} on {ranks:,} ranks" + (", fixed cost" if fixed else "")
+        axes.plot(
+            [r["ms_median"] for r in mine],
+            [max(100 * r["gap_median"], 1e-3) for r in mine],
+            "o" if not fixed else "s",
+            label=label,
+        )
+    axes.set(
+        xscale="log", yscale="log", xlabel="planning time, ms of CPU", ylabel="gap to the proven bound, %"
+    )
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "planner_shapes.png", dpi=120)
+
+
+def karmarkar_karp(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Degree 1, no cap: free and equal counts against Karmarkar-Karp in verl's and other packages' form."""
+    verl = _verl(options.peers)
+    rows = []
+    for n, parts in ((512, 8), (1024, 64), (8192, 64)):
+        for mix in [*MIXES, "uniform"]:
+            lengths = lengths_of(mix, n, 0, 131_072) if mix in MIXES else workloads.uniform(n, 0)
+            # verl's own cost: 24,576 n + n^2.
+            work = [int(24_576 * x + x * x) for x in lengths.tolist()]
+            for equal in (False, True):
+                ours, took = cpu_seconds(partial(partition, work, parts, equal_size=equal), 5)
+                bound = max(sum(work) / parts, max(work))
+                if equal:
+                    bound = max(bound, max(work) + sum(sorted(work)[: n // parts - 1]))
+                row = {
+                    "samples": n, "parts": parts, "mix": mix, "counts": "equal" if equal else "free",
+                    "gap": max(sum(work[i] for i in part) for part in ours) / bound - 1, "ms": 1e3 * took,
+                }  # fmt: skip
+                if verl is not None:
+                    theirs, theirs_took = _once(partial(verl, work, parts, equal))
+                    row["verl_gap"] = max(sum(work[i] for i in part) for part in theirs) / bound - 1
+                    row["verl_ms"] = 1e3 * theirs_took
+                    row["faster"] = theirs_took / took
+                for name, peer in _others(options.peers).items():
+                    if not equal and n <= 1024:
+                        sums, theirs_took = _once(partial(peer, work, parts))
+                        row[f"{name}_gap"] = max(sums) / bound - 1
+                        row[f"{name}_ms"] = 1e3 * theirs_took
+                rows.append(row)
+    return rows
+
+
+def megatron(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Against megatron-core's hybrid-CP scheduler, under FlexSP's cost without fixed cost."""
+    scheduler = _megatron(options.peers)
+    rows = []
+    cost = replace(FLEXSP, fixed=0.0)
+    for ranks, n in ((8, 256), (16, 512), (32, 1024), (64, 2048)):
+        lengths = lengths_of("wlb_llm", n, 0, 131_072)
+        topology = Topology(ranks, ranks_per_node=8)
+        degrees = tuple(d for d in DEGREES if d <= ranks)
+        run = partial(plan_step, lengths, topology=topology, max_tokens=16_384, cost=cost, cp_degrees=degrees)
+        plan, took = cpu_seconds(run, 5)
+        row = {"ranks": ranks, "samples": n, "step_s": plan.time_s, "gap": plan.gap, "ms": 1e3 * took}
+        if scheduler is not None:
+            theirs = scheduler(16_384, types.SimpleNamespace(size=lambda ranks=ranks: ranks))
+            pairs = list(enumerate(lengths.tolist()))
+            (_, rounds), theirs_took = _once(partial(theirs.get_groups_and_subsamples, pairs, None))
+            together, apart = _round_seconds(rounds, lengths, cost.for_topology(topology), ranks)
+            row |= {
+                "megatron_step_s": together, "megatron_step_s_without_barriers": apart,
+                "megatron_ms": 1e3 * theirs_took, "faster": theirs_took / took,
+                "shorter": apart / plan.time_s,
+            }  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def _round_seconds(
+    rounds: list[list[list[int]]], lengths: np.ndarray, cost: CostModel, ranks: int
+) -> tuple[float, float]:
+    """(seconds with a barrier after each round, seconds of the busiest rank without) of a schedule."""
+    busy = np.zeros(ranks)
+    together = 0.0
+    for samples_of_rank in rounds:
+        shared: dict[int, int] = {}
+        for samples in samples_of_rank:
+            for sample in samples:
+                shared[sample] = shared.get(sample, 0) + 1
+        seconds = np.array(
+            [sum(float(cost([lengths[s]], shared[s])[0]) for s in samples) for samples in samples_of_rank]
+        )
+        busy += seconds
+        together += float(seconds.max())
+    return together, float(busy.max())
+
+
+def milp_instance(seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """A small step with degrees, a cap and one of both sync modes."""
+    rng = np.random.default_rng(seed)
+    ranks = int(rng.choice([2, 4]))
+    degrees = (1, 2, 4)[: int(np.log2(ranks)) + 1] if rng.random() < 0.8 else (1,)
+    lengths = np.exp(rng.normal(5.8, 1.0, int(rng.integers(5, 10))))
+    lengths = np.clip(lengths, 10, 1000 * degrees[-1] - 8 * ranks).astype(np.int64)
+    link = replace(FLEXSP.communication, ranks_per_node=None, measured_s_per_token={}, bytes_per_token=1e5,
+                   intra_node=1e9) if rng.random() < 0.7 else None  # fmt: skip
+    cost = CostModel(
+        linear=2e-4,
+        quadratic=float(rng.choice([0, 1e-7, 1e-6])),
+        fixed=float(rng.choice([0, 0.02])),
+        communication=link,
+    )
+    return lengths, {
+        "topology": Topology(ranks),
+        "max_tokens": 1000,
+        "cost": cost,
+        "cp_degrees": degrees,
+        "sync": ["step", "micro_batch"][seed % 2],
+    }
+
+
+def milp(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Against HiGHS on small instances; ``proven`` says whether it closed its own gap within a minute."""
+    rows = []
+    for seed in range(options.instances):
+        lengths, step = milp_instance(seed)
+        plan = plan_step(lengths, **step)
+        ranks, cap = step["topology"].ranks, step["max_tokens"]
+        number = max(2, -(-int(lengths.sum()) // (ranks * cap)) + 1, plan.num_slots)
+        best, proven = least_time_s(lengths, micro_batches=number, limit_s=60, with_bound=True, **step)
+        rows.append(
+            {
+                "seed": seed, "sync": step["sync"], "ranks": ranks, "samples": len(lengths),
+                "degrees": len(step["cp_degrees"]), "fixed_s": step["cost"].fixed,
+                "over_optimum": plan.time_s / best - 1, "proven": best <= proven * 1.001,
+                "bound_under_optimum": 1 - plan.lower_bound_s / best,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def sync(_: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ranks that meet in every micro-batch: 8,192 samples, 64 ranks, cap 32K, degree 1."""
+    rows = []
+    for fixed in (0.0, 0.629):
+        cost = replace(FLEXSP, fixed=fixed)
+        for mix in MIXES:
+            gaps: dict[str, list[float]] = {"balanced": [], "equal_samples": [], "equal_tokens": []}
+            for seed in range(8):
+                lengths = lengths_of(mix, 8192, seed, 32_768)
+                for policy, found in gaps.items():
+                    plan = plan_step(
+                        lengths,
+                        topology=Topology(64),
+                        max_tokens=32_768,
+                        cost=cost,
+                        sync="micro_batch",
+                        policy=policy,
+                    )
+                    found.append(plan.gap)
+            rows.append(
+                {"mix": mix, "fixed_s": fixed}
+                | {f"{policy}_gap_median": float(np.median(found)) for policy, found in gaps.items()}
+                | {"balanced_gap_worst": max(gaps["balanced"])}
+            )
+    return rows
+
+
+def wlb(_: argparse.Namespace) -> list[dict[str, Any]]:
+    """WLB-LLM's packing table, approached from published percentiles: window 128K, max / mean of the work.
+
+    The table's number of micro-batches and its ratio of attention to linear work are not published with it;
+    both are varied here.
+    """
+    rows = []
+    window = 131_072
+    for micro_batches in (4, 8, 16, 32):
+        for crossing in (8_192, 36_000, 131_072):
+            linear = 1e-4
+            cost = CostModel(linear, 2 * linear / crossing)
+            found: dict[str, list[float]] = {"as_is": [], "ours_1": [], "ours_2": [], "ours_4": []}
+            rng = np.random.default_rng(0)
+            stream = lengths_of("wlb_llm", 40_000, 0, window)
+            rng.shuffle(stream)
+            batches = _fixed_windows(stream, window, micro_batches)
+            for batch in batches:
+                work = [float(cost(pack).sum()) for pack in batch]
+                found["as_is"].append(max(work) / np.mean(work))
+            for together in (1, 2, 4):
+                for at in range(0, len(batches) - together + 1, together):
+                    samples = np.concatenate(
+                        [pack for batch in batches[at : at + together] for pack in batch]
+                    )
+                    # Variable-length packs: half again as many tokens as the window, as their memory allows.
+                    plan = plan_step(
+                        samples,
+                        topology=Topology(micro_batches * together),
+                        max_tokens=window * 3 // 2,
+                        cost=cost,
+                        micro_batches=1,
+                    )
+                    found[f"ours_{together}"] += _by_iteration(plan.rank_time_s, together)
+            rows.append(
+                {"micro_batches": micro_batches, "crossing": crossing, "published_as_is": 1.44}
+                | {name: float(np.mean(values)) for name, values in found.items()}
+                | {"published_best": 1.05}
+            )
+    return rows
+
+
+def _fixed_windows(stream: np.ndarray, window: int, micro_batches: int) -> list[list[np.ndarray]]:
+    """Iterations of packs that hold exactly ``window`` tokens; documents are cut where a pack ends."""
+    packs, current, room = [], [], window
+    for length in stream.tolist():
+        while length > 0:
+            piece = min(length, room)
+            current.append(piece)
+            length -= piece
+            room -= piece
+            if room == 0:
+                packs.append(np.array(current))
+                current, room = [], window
+    return [packs[i : i + micro_batches] for i in range(0, len(packs) - micro_batches + 1, micro_batches)]
+
+
+def _by_iteration(times: np.ndarray, together: int) -> list[float]:
+    """max / mean of each iteration when packs of several iterations are dealt in sorted order."""
+    rows = np.sort(times)[::-1].reshape(together, -1)
+    return [float(row.max() / row.mean()) for row in rows]
+
+
+def _once(run: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.thread_time()
+    result = run()
+    return result, time.thread_time() - start
+
+
+def _load(path: Path, stubs: dict[str, dict[str, Any]]) -> Any:
+    """A module of a peer, with stand-ins for what its file imports and the function does not use."""
+    for name, names in stubs.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(names)
+        sys.modules[name] = module
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _verl(peers: Path | None) -> Any:
+    if peers is None:
+        return None
+    return _load(
+        peers / "verl" / "utils" / "seqlen_balancing.py",
+        {
+            "verl": {}, "verl.protocol": {"DataProto": object},
+            "verl.utils": {"tensordict_utils": None}, "verl.utils.device": {"get_device_name": None},
+        },
+    ).get_seqlen_balanced_partitions  # fmt: skip
+
+
+def _megatron(peers: Path | None) -> Any:
+    if peers is None:
+        return None
+    return _load(
+        peers / "megatron" / "core" / "pipeline_parallel" / "hybrid_cp_schedule.py",
+        {
+            "megatron": {}, "megatron.core": {"parallel_state": None},
+            "megatron.core.rerun_state_machine": {"RerunDataIterator": object},
+        },
+    ).BalancedCPScheduler  # fmt: skip
+
+
+def _others(peers: Path | None) -> dict[str, Callable[[list[int], int], list[int]]]:
+    """Karmarkar-Karp of the two general packages: part sums."""
+    if peers is None:
+        return {}
+    sys.path.append(str(peers))
+    import numberpartitioning
+    import prtpy
+
+    def with_prtpy(work: list[int], parts: int) -> list[int]:
+        sums = prtpy.partition(
+            algorithm=prtpy.partitioning.kk, numbins=parts, items=work, outputtype=prtpy.out.Sums
+        )
+        return [int(s) for s in sums]
+
+    def with_numberpartitioning(work: list[int], parts: int) -> list[int]:
+        return list(numberpartitioning.karmarkar_karp(work, num_parts=parts).sizes)
+
+    return {"prtpy": with_prtpy, "numberpartitioning": with_numberpartitioning}
+
+
+SECTIONS = {
+    "shapes": shapes,
+    "karmarkar_karp": karmarkar_karp,
+    "megatron": megatron,
+    "milp": milp,
+    "sync": sync,
+    "wlb": wlb,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=[])
+    parser.add_argument("--peers", type=Path, help="folder with the peers' packages")
+    parser.add_argument("--instances", type=int, default=200, help="small instances of the milp section")
+    options = parser.parse_args()
+    for section in options.sections or SECTIONS:
+        print(f"== {section}", flush=True)
+        rows = SECTIONS[section](options)
+        publish(section, rows)
+        if section == "shapes":
+            draw_shapes(rows)
+
+
+if __name__ == "__main__":
+    main()
