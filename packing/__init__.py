@@ -2,6 +2,7 @@
 
 from packing.packs import Packs
 from packing.strategies import STRATEGIES, pack
+from packing.stream import ClosedPacks, StreamPacker
 from packing.table import SampleTable
 
-__all__ = ["STRATEGIES", "Packs", "SampleTable", "pack"]
+__all__ = ["STRATEGIES", "ClosedPacks", "Packs", "SampleTable", "StreamPacker", "pack"]

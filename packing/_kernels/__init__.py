@@ -14,8 +14,10 @@ from packing._kernels.first_fit import first_fit
 from packing._kernels.histogram import count_rows, histogram, number_lengths
 from packing._kernels.next_fit import next_fit
 from packing._kernels.patterns import fractional_packs
+from packing._kernels.stream import attach, stream_best_fit
 
 __all__ = [
+    "attach",
     "best_fit",
     "count_rows",
     "deal_cheapest",
@@ -31,5 +33,6 @@ __all__ = [
     "next_fit",
     "run_totals",
     "start_cursors",
+    "stream_best_fit",
     "sum_by_pack",
 ]
