@@ -1,0 +1,32 @@
+"""A plain PyTorch loop with DistributedDataParallel.
+
+torchrun --nproc-per-node 2 -m examples.integrations.ddp
+"""
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from balancer import runtime
+from balancer.runtime.adapters.transformers import register_attention
+from examples.integrations.common import balanced_loader, init, over_ranks, report, tiny_llama, token_losses
+
+_, ranks = init()
+model = tiny_llama(register_attention())
+model = DistributedDataParallel(model) if ranks > 1 else model
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+loss = torch.zeros(())
+
+for batch in balanced_loader(ranks):
+    with runtime.no_sync(model, batch):
+        logits = model(
+            input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+        ).logits
+        loss_sum = token_losses(logits, batch).sum()
+        runtime.scale_loss(loss_sum, batch).backward()
+    loss += loss_sum.detach()
+    if batch.last_in_step:
+        runtime.clip_grad_norm(model.parameters(), 1.0, batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        report(batch.step, over_ranks(loss) / batch.step_loss_tokens)
+        loss.zero_()
