@@ -16,7 +16,9 @@ from balancer.runtime import ContextGroups
 from balancer.topology import Topology
 from loaders.ahead import ahead
 from loaders.batch import Batch
+from loaders.catalog import media_of
 from loaders.collate import Packed
+from loaders.media.presence import Fillers, fillers_of
 from loaders.metrics import Metrics
 from loaders.shares import Share, shares_of_rank
 from loaders.state import Cursor
@@ -40,6 +42,8 @@ class PlannedStep:
     plan_s: float
     behind: Cursor
     """Where the order stands when the step is done."""
+    fillers: Fillers | None = None
+    """Media added so that all ranks run the same encoders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,6 +55,8 @@ class Planning:
     planner: Planner
     options: dict[str, Any]
     """Keyword arguments of ``plan_step`` that do not change from step to step."""
+    fill_media: bool = False
+    """Whether ranks without media that others have are given the smallest ones."""
 
     def plan(self, cursor: Cursor) -> PlannedStep | None:
         """The step at ``cursor``, planned; ``None`` at the end of the epoch."""
@@ -61,7 +67,10 @@ class Planning:
         started = time.perf_counter()
         plan = self.planner(table, topology=self.topology, **self.options)
         plan_s = time.perf_counter() - started
-        return PlannedStep(number=cursor.step, table=table, plan=plan, plan_s=plan_s, behind=behind)
+        fillers = fillers_of(plan, media_of(self.steps.catalogs, table)) if self.fill_media else None
+        return PlannedStep(
+            number=cursor.step, table=table, plan=plan, plan_s=plan_s, behind=behind, fillers=fillers
+        )
 
     def epoch(self, cursor: Cursor) -> Iterator[PlannedStep]:
         """All steps of the epoch from ``cursor`` on."""
@@ -190,10 +199,11 @@ class BalancedIterator(Iterator[Batch]):
         owner.metrics.wait_s += time.perf_counter() - started
         owner.metrics.batches += 1
         owner.metrics.dummies += batch.place.is_dummy
+        owner.metrics.counts.update(batch.counts)
         owner.last_planned = self._given[0]
         if batch.last_in_step:
             planned = self._given.popleft()
-            owner.metrics.add_step(planned.plan, planned.table, planned.plan_s)
+            owner.metrics.add_step(planned.plan, planned.table, planned.plan_s, planned.fillers)
             if self._is_latest():
                 owner.cursor = planned.behind
         return batch
@@ -213,7 +223,9 @@ def _shares(planning: Planning, rank: int, cursor: Cursor, given: deque[PlannedS
     """One rank's work from ``cursor`` to the end of the epoch, drawn before it is given out."""
     for planned in ahead(lambda: planning.epoch(cursor), PLAN_AHEAD):
         given.append(planned)
-        yield from shares_of_rank(planned.plan, planned.table, rank=rank, step=planned.number)
+        yield from shares_of_rank(
+            planned.plan, planned.table, rank=rank, step=planned.number, fillers=planned.fillers
+        )
 
 
 class OrderSampler(Sampler[Any]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,8 @@ class Batch(dict[str, Any]):
     """Process group of the ranks that share the sequences; ``None`` where ``cp_degree == 1``."""
     columns: Mapping[str, list[Any]]
     """Further columns of the samples, one value for each row of ``sample_ids``."""
+    counts: Mapping[str, int] = MappingProxyType({})
+    """What happened to the samples when they were read: rejected, corrected, repaired."""
 
     def __init__(
         self,

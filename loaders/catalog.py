@@ -46,6 +46,8 @@ class Catalog:
     """[S] Labels of each row that count; ``None``: all but the first token, so no array is kept."""
     phases: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     """Work of each row for other parts of the model, [S] units by name."""
+    media: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Which rows have media, [S] by kind."""
 
     def __len__(self) -> int:
         return int(self.lengths.size if self.usable is None else self.usable.size)
@@ -118,6 +120,7 @@ def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
         mean_tokens=(int(lengths.sum()) - cut) / max(counts["kept"], 1),
         given_loss_tokens=None if plain else np.asarray(source.loss_tokens(), dtype=np.int64),
         phases=source.phases(),
+        media=source.media(),
     )
 
 
@@ -163,6 +166,17 @@ def sample_table(
     if not np.any(num_tokens > capacity):
         return table
     return _cut(table, catalogs, capacity, split=catalogs[0].oversize == "split")
+
+
+def media_of(catalogs: Sequence[Catalog], table: SampleTable) -> dict[str, NDArray[np.bool_]]:
+    """Whether each sample of ``table`` has media, by kind; empty where no source has any."""
+    kinds = sorted({kind for catalog in catalogs for kind in catalog.media})
+    found = {kind: np.zeros(len(table), np.bool_) for kind in kinds}
+    for number, catalog in enumerate(catalogs if kinds else ()):
+        mine = table.source == number
+        for kind, rows in catalog.media.items():
+            found[kind][mine] = rows[table.row[mine]]
+    return found
 
 
 def _cut(table: SampleTable, catalogs: Sequence[Catalog], capacity: int, *, split: bool) -> SampleTable:

@@ -23,6 +23,7 @@ from loaders.arguments import (
 )
 from loaders.balanced import Balanced, OrderSampler, Planning, ReadingLoader, ShareQueue, StepSampler
 from loaders.catalog import OVERSIZE
+from loaders.encoders import encoders_too, filler_tokens
 from loaders.groups import context_groups
 from loaders.metrics import Metrics
 from loaders.opening import open_order
@@ -71,6 +72,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pad_to: one or a few token counts; each batch is padded to the next, so that shapes are static.
         seed: of the order.
         engine: ``"local"``.
+        phases: cost of the encoders, by the names that a source's ``phases()`` has: each a
+            `balancer.phases.Phase` or a cost model. Without it the encoders' work is not planned.
+        fill_media: give a rank that has no medium of a kind which others have the smallest one there is, so
+            that all run the same encoders; ``None``: where ranks meet in every micro-batch. Takes the
+            filler's few tokens off ``max_tokens``.
 
     Raises:
         ValueError: arguments that are out of range, conflict or have no effect in the chosen mode.
@@ -111,6 +117,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pad_to: int | Sequence[int] | None = None,
         seed: int | None = None,
         engine: str = "local",
+        phases: Mapping[str, Any] | None = None,
+        fill_media: bool | None = None,
     ) -> None:
         torch_arguments: dict[str, Any] = {
             "num_workers": num_workers,
@@ -143,6 +151,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     "pad_to": (pad_to, None),
                     "seed": (seed, None),
                     "engine": (engine, "local"),
+                    "phases": (phases, None),
+                    "fill_media": (fill_media, None),
                 }
             )
             self._balanced = None
@@ -166,7 +176,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.global_batch_size, self.step_tokens = global_batch_size, step_tokens
         self.pad_to = checked_pads(pad_to, max_tokens)
         self.seed = chosen_seed(seed, generator, dataset)
-        capacity = sample_capacity(max_tokens, self.cp_degrees)
+        fills = (sync == "micro_batch" and collate_fn is None) if fill_media is None else fill_media
+        room = max_tokens - (filler_tokens(dataset, collate_fn) if fills else 0)
+        capacity = sample_capacity(room, self.cp_degrees)
         samples = global_batch_size
         if samples is None and step_tokens is None:
             samples = int(batch_size or 1) * self.topology.ranks
@@ -211,13 +223,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         planning = Planning(
             steps=steps,
             topology=self.topology,
-            planner=plan_step,
+            planner=plan_step if phases is None else encoders_too(phases, policy),
+            fill_media=fills,
             options={
-                "max_tokens": max_tokens,
+                "max_tokens": room,
                 "cost": self.cost,
                 "cp_degrees": self.cp_degrees,
                 "sync": sync,
-                "policy": policy,
+                **({"policy": policy} if phases is None else {}),
                 "seed": self.seed,
             },
         )

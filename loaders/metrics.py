@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from balancer.plan import StepPlan
+from loaders.media.presence import Fillers
 from packing.table import SampleTable
 
 
@@ -34,6 +36,14 @@ class Metrics:
     batches: int = 0
     dummies: int = 0
     degrees: dict[int, int] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
+    """Patches and frames of the steps, by phase."""
+    phase_imbalance: dict[str, float] = field(default_factory=dict)
+    """Sums over the steps of each phase's largest rank / mean."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What happened to samples of this rank when they were read."""
+    filled: Counter[str] = field(default_factory=Counter)
+    """Media added because other ranks had some, by kind."""
     tokens_by_source: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     samples_by_source: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -43,8 +53,17 @@ class Metrics:
         by_source = np.zeros(num_sources, np.int64)
         return cls(max_tokens=max_tokens, tokens_by_source=by_source, samples_by_source=by_source.copy())
 
-    def add_step(self, plan: StepPlan, table: SampleTable, plan_s: float) -> None:
+    def add_step(
+        self, plan: StepPlan, table: SampleTable, plan_s: float, fillers: Fillers | None = None
+    ) -> None:
         """Count a step whose last micro-batch has been given out."""
+        self.filled.update(() if fillers is None else fillers.kind)
+        for name, units in table.phases.items():
+            load = unit_load(plan, units)
+            mean = float(load.mean())
+            self.units[name] = self.units.get(name, 0) + int(units.sum())
+            imbalance = float(load.max()) / mean if mean else 1.0
+            self.phase_imbalance[name] = self.phase_imbalance.get(name, 0.0) + imbalance
         batches = plan.micro_batches
         self.steps += 1
         self.samples += int(np.count_nonzero(table.start == 0))
@@ -78,6 +97,24 @@ class Metrics:
             "batches": self.batches,
             "dummies": self.dummies,
             "cp_degrees": dict(sorted(self.degrees.items())),
+            "units": dict(sorted(self.units.items())),
+            "phase_imbalance": {name: total / steps for name, total in sorted(self.phase_imbalance.items())},
+            "filler_media": dict(sorted(self.filled.items())),
+            "rejected": self.counts["rejected"],
+            "corrected": self.counts["corrected"],
+            "repaired": self.counts["repaired"],
             "tokens_by_source": dict(zip(names, self.tokens_by_source.tolist(), strict=True)),
             "samples_by_source": dict(zip(names, self.samples_by_source.tolist(), strict=True)),
         }
+
+
+def unit_load(plan: StepPlan, units: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[R] units of one phase that each rank works on; ranks that share a micro-batch share its units
+    evenly.
+    """
+    batches = plan.micro_batches
+    load = np.zeros(plan.ranks, np.float64)
+    for m in range(len(batches)):
+        first, degree = int(batches.first_rank[m]), int(batches.cp_degree[m])
+        load[first : first + degree] += float(units[batches.samples(m)].sum()) / degree
+    return load

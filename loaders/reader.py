@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from loaders import _kernels
 from loaders.batch import Place
 from loaders.collate import IGNORED, Packed, TokenRows
-from loaders.joins import join_columns, joins_of
+from loaders.joins import Join, join_columns, joins_of
 from loaders.shares import Share
 from loaders.sources.base import Rows, Source, samples_of
 
@@ -45,6 +45,7 @@ class Reader(Dataset[Packed]):
         self.collate_fn = collate_fn
         self.pad_to = tuple(pad_to)
         self.joins = joins_of([source.joins() for source in self.sources])
+        self.fillers = {kind: rows for source in self.sources for kind, rows in source.fillers().items()}
 
     def __getitem__(self, share: Share) -> Packed:
         rows = self.read(share)
@@ -55,7 +56,9 @@ class Reader(Dataset[Packed]):
             rows = Rows(input_ids=rows.input_ids[:0], offsets=rows.offsets[:1], columns=rows.columns)
         elif rows.labels is not None:
             place = self._with_labels(place, share, rows)
-        features, token_rows, columns = join_columns(rows.columns, self.joins, share.num_tokens)
+        if share.fillers and self.collate_fn is None:
+            rows, place = self._filled(rows, place, share)
+        features, token_rows, columns = join_columns(rows.columns, self.joins, np.diff(rows.offsets))
         if inputs is not None:  # the user's own function has had the arrays
             features, token_rows = {}, {}
         return Packed(
@@ -73,19 +76,26 @@ class Reader(Dataset[Packed]):
             counts=_counts(rows),
         )
 
+    def _filled(self, rows: Rows, place: Place, share: Share) -> tuple[Rows, Place]:
+        """Behind the samples the smallest media of kinds that other ranks have; they are no samples."""
+        added = [self.fillers[kind] for kind in share.fillers]
+        lengths = [filler.input_ids.size for filler in added]
+        seq_lengths = np.concatenate([share.num_tokens, lengths]).astype(np.int32)
+        return append_fillers(rows, added, self.joins), place.with_(seq_lengths=seq_lengths)
+
     def read(self, share: Share) -> Rows:
         """Payload of a share's samples and pieces, in its order."""
         if len(share) == 0:
             return Rows(input_ids=np.zeros(0, np.int64), offsets=np.zeros(1, np.int64))
-        present = np.unique(share.source)
+        present = share.source[:1] if len(self.sources) == 1 else np.unique(share.source)
         if present.size == 1:
-            return self._pieces(int(present[0]), share, np.arange(len(share)))
+            return self._pieces(int(present[0]), share, slice(None))
         parts = [
             (mine := np.flatnonzero(share.source == s), self._pieces(int(s), share, mine)) for s in present
         ]
         return _interleave(parts, share.num_tokens)
 
-    def _pieces(self, number: int, share: Share, mine: NDArray[np.int64]) -> Rows:
+    def _pieces(self, number: int, share: Share, mine: NDArray[np.int64] | slice) -> Rows:
         """The samples at ``mine``, all of one source."""
         source = self.sources[number]
         start, num_tokens = share.start[mine], share.num_tokens[mine]
@@ -157,13 +167,44 @@ def place_of(share: Share) -> Place:
         cp_degree=share.cp_degree,
         cp_rank=share.cp_rank,
         first_rank=share.first_rank,
-        sample_ids=np.stack([share.source.astype(np.int64), share.row], axis=1),
+        sample_ids=_pairs(share.source, share.row),
         starts=share.start,
         seq_lengths=np.ones(1, np.int32) if idle else share.num_tokens.astype(np.int32),
         num_loss_tokens=int(share.num_loss_tokens.sum()),
         step_loss_tokens=share.step_loss_tokens,
         num_ranks=share.num_ranks,
     )
+
+
+def append_fillers(rows: Rows, fillers: Sequence[Rows], joins: Mapping[str, Join]) -> Rows:
+    """Rows with sequences behind them that are no samples: plain columns keep N values, joined ones get
+    more.
+    """
+    labels = rows.labels
+    if labels is None:
+        labels = np.array(rows.input_ids, np.int64)
+        labels[rows.offsets[:-1][np.diff(rows.offsets) > 0]] = IGNORED
+    size = rows.offsets.size - 1
+    names = {name for part in (rows, *fillers) for name in part.columns if name in joins}
+    columns = {name: values for name, values in rows.columns.items() if name not in names}
+    for name in sorted(names):
+        values = list(rows.columns.get(name, [None] * size))
+        columns[name] = values + [filler.columns.get(name, [None])[0] for filler in fillers]
+    ends = rows.offsets[-1] + np.cumsum([filler.input_ids.size for filler in fillers])
+    return Rows(
+        input_ids=np.concatenate([rows.input_ids, *(filler.input_ids for filler in fillers)]),
+        offsets=np.concatenate([rows.offsets, ends]),
+        labels=np.concatenate([labels, *(np.asarray(filler.labels) for filler in fillers)]),
+        columns=columns,
+        rejects=rows.rejects,
+        counts=rows.counts,
+    )
+
+
+def _pairs(source: NDArray[np.int32], row: NDArray[np.int64]) -> NDArray[np.int64]:
+    pairs = np.empty((row.size, 2), np.int64)
+    pairs[:, 0], pairs[:, 1] = source, row
+    return pairs
 
 
 def _runs(tokens: NDArray[Any], starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[Any]:

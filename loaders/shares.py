@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from balancer.plan import StepPlan
+from loaders.media.presence import Fillers
 from packing.table import SampleTable
 
 
@@ -33,12 +34,16 @@ class Share:
     """[N] Tokens of the piece."""
     num_loss_tokens: NDArray[np.int64]
     """[N] Labels of the piece that count in the loss."""
+    fillers: tuple[str, ...] = ()
+    """Kinds of media that are added because other ranks have some, each as a sequence of its own."""
 
     def __len__(self) -> int:
         return int(self.row.size)
 
 
-def shares_of_rank(plan: StepPlan, table: SampleTable, *, rank: int, step: int) -> list[Share]:
+def shares_of_rank(
+    plan: StepPlan, table: SampleTable, *, rank: int, step: int, fillers: Fillers | None = None
+) -> list[Share]:
     """What ``rank`` reads of a step, in order; at least one share, the last of them marked.
 
     Under ``sync="micro_batch"`` there is one for each slot, empty where the plan has nothing for the
@@ -68,6 +73,7 @@ def shares_of_rank(plan: StepPlan, table: SampleTable, *, rank: int, step: int) 
                 start=table.start[index],
                 num_tokens=table.num_tokens[index],
                 num_loss_tokens=table.num_loss_tokens[index],
+                fillers=() if fillers is None else fillers.of(first_rank, slot),
             )
         )
     shares[-1] = _closing(shares[-1])

@@ -69,6 +69,16 @@ class MediaTable:
             for at in range(int(self.offsets[row]), int(self.offsets[row + 1]))
         ]
 
+    def media(self, kinds: tuple[str, ...]) -> dict[str, NDArray[np.bool_]]:
+        """Whether each row has media of a kind that are not left out, [S] by kind."""
+        row = np.repeat(np.arange(self.lengths.size), np.diff(self.offsets))
+        used = (self.tokens > 0) & (self.lengths[row] > 0)
+        found = {}
+        for kind in kinds:
+            found[kind] = np.zeros(self.lengths.size, np.bool_)
+            found[kind][row[used & (self.kind == KINDS.index(kind))]] = True
+        return found
+
     def phases(self, names: tuple[str, ...]) -> dict[str, NDArray[np.int64]]:
         """Units of each row by phase, [S] each; 0 where the row is not used."""
         row = np.repeat(np.arange(self.lengths.size), np.diff(self.offsets))

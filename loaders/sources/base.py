@@ -57,6 +57,14 @@ class Source(ABC):
         """Work of each row for other parts of the model, [S] units by name: ``{"vision": patches}``."""
         return {}
 
+    def media(self) -> Mapping[str, NDArray[np.bool_]]:
+        """Which rows have media, [S] by kind: ``{"image": ..., "audio": ...}``."""
+        return {}
+
+    def fillers(self) -> Mapping[str, Rows]:
+        """By kind, one sequence of the smallest medium alone, without a label, for ranks that have none."""
+        return {}
+
     def joins(self) -> Mapping[str, Join]:
         """Columns of arrays that become inputs of the batch, and how; other columns stay lists."""
         return {}

@@ -16,6 +16,7 @@ from loaders.media.decode import Features, Planned, blank, decode, position_span
 from loaders.media.errors import MediaError
 from loaders.media.expand import IGNORED, Expanded, expand
 from loaders.media.positions import position_rows
+from loaders.media.presence import filler_rows
 from loaders.media.quarantine import Quarantine, RejectedMedium
 from loaders.media.scan import column_of, media_of, scan_media
 from loaders.media.table import MediaTable, load_table, save_table
@@ -82,6 +83,14 @@ class MultimodalSource(Source):
     def phases(self) -> Mapping[str, NDArray[np.int64]]:
         """Patches and frames of each row, [S] each: ``{"vision": ..., "audio": ...}``."""
         return self.table.phases(self.rules.phases())
+
+    def media(self) -> Mapping[str, NDArray[np.bool_]]:
+        """Which rows have media that are not left out, [S] by kind."""
+        return self.table.media(tuple(self.rules.kinds()))
+
+    def fillers(self) -> Mapping[str, Rows]:
+        """The smallest picture, sound and video under these rules, each a sequence of its own."""
+        return filler_rows(self.rules)
 
     def joins(self) -> Mapping[str, Join]:
         """How the features become inputs of the batch."""

@@ -1,0 +1,49 @@
+"""What a balanced loader does for models with encoders: plans of all phases, and room for filler media."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from balancer.phases import Phase, plan_phases
+from balancer.plan import StepPlan
+from loaders.mixture import Mixture
+from loaders.sources.base import Source
+from packing.table import SampleTable
+
+
+def encoders_too(phases: Mapping[str, Phase | Any], policy: str) -> Callable[..., StepPlan]:
+    """A planner that weighs each sample's patches and frames beside its tokens, on the rank that reads it.
+
+    Raises:
+        ValueError: another policy than the balanced one, which knows tokens alone.
+    """
+    if policy != "balanced":
+        raise ValueError(f'phases are planned by policy="balanced" only, it is {policy!r}.')
+
+    def plan(table: SampleTable, **options: Any) -> StepPlan:
+        return plan_phases(table, phases=phases, mode="joint", **options).language
+
+    return plan
+
+
+def filler_tokens(dataset: Any, collate_fn: Any) -> int:
+    """Tokens of a rank's budget that filler media may take: one of each kind, each with its alignment.
+
+    Raises:
+        ValueError: a ``collate_fn`` lays out the batch, so that no sequence can be added.
+    """
+    sources = [leaf.source for leaf in dataset.leaves()] if isinstance(dataset, Mixture) else [dataset]
+    kinds = {
+        kind: int(rows.input_ids.size)
+        for source in sources
+        if isinstance(source, Source)
+        for kind, rows in source.fillers().items()
+    }
+    if kinds and collate_fn is not None:
+        raise ValueError(
+            "fill_media needs the loader's own layout: with collate_fn, add media to batches that have none "
+            "yourself, and pass fill_media=False."
+        )
+    # a sequence of k tokens, padded for degree d, takes at most k + 1 tokens of each rank
+    return sum(tokens + 1 for tokens in kinds.values())
