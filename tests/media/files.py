@@ -103,10 +103,15 @@ def turned_clip(num_frames: int = 4, width: int = 64, height: int = 48) -> bytes
 class MediaRows(Source):
     """Rows given as dicts of ``input_ids``, perhaps ``labels``, and media columns."""
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], name: str = "album") -> None:
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        name: str = "album",
+        columns: Sequence[str] = ("images", "audio", "video", "key", "m"),
+    ) -> None:
         self.name = name
         self.given = list(rows)
-        self.media = sorted({key for row in rows for key in row} - {"input_ids", "labels"})
+        self.columns = columns
 
     def __len__(self) -> int:
         return len(self.given)
@@ -126,7 +131,7 @@ class MediaRows(Source):
                 np.int64
             ),
             labels=labels,
-            columns={name: [row.get(name) for row in asked] for name in self.media},
+            columns={name: [row.get(name) for row in asked] for name in self.columns},
         )
 
     def origin(self, row: int) -> str:

@@ -319,7 +319,7 @@ def test_placeholders_and_media_that_differ_in_number_reject_the_sample():
 
 def test_a_column_that_the_source_does_not_give_is_named():
     with pytest.raises(ValueError, match=r"gives no column 'images' \(further columns: none\); open it with"):
-        MultimodalSource(MediaRows([{"input_ids": [IMAGE]}]), images_only()).lengths()
+        MultimodalSource(MediaRows([{"input_ids": [IMAGE]}], columns=[]), images_only()).lengths()
 
 
 # ----------------------------------------------------------------------------- counts that were wrong
