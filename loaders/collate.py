@@ -51,11 +51,11 @@ class Packed:
     """What a user's own ``collate_fn`` made of the samples; then there are no tokens."""
     pad_to: tuple[int, ...]
     """Allowed token counts of a rank's batch, rising; empty: any."""
-    features: Mapping[str, torch.Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    features: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Joined arrays of the samples that become inputs as they are: ``pixel_values``."""
-    token_rows: Mapping[str, TokenRows] = field(default_factory=lambda: MappingProxyType({}))
+    token_rows: Mapping[str, TokenRows] = field(default_factory=dict)
     """Further inputs with a value for each token; ``position_ids`` among them replaces the plain one."""
-    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    counts: Mapping[str, int] = field(default_factory=dict)
     """What happened to the samples when they were read, for the loader's metrics."""
 
     def pin_memory(self, device: Any = None) -> Batch:
@@ -66,7 +66,7 @@ class Packed:
         """The finished batch of this rank."""
         if self.inputs is not None:
             return Batch(self.inputs, place=self.place, columns=self.columns)
-        if self.place.is_dummy:
+        if self.place.is_dummy and not self.tokens.size:
             return Batch(_dummy(self.pad_to), place=self.place, columns=self.columns)
         inputs, num_loss_tokens = lay_out(
             self.tokens,
@@ -81,7 +81,9 @@ class Packed:
         place = self.place
         if place.cp_degree > 1:
             place = place.with_(num_loss_tokens=num_loss_tokens)
-        return Batch(inputs, place=place, columns=self.columns)
+        batch = Batch(inputs, place=place, columns=self.columns)
+        batch.counts = self.counts
+        return batch
 
 
 def lay_out(
