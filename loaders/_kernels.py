@@ -45,62 +45,36 @@ def permute(
 @kernel
 def lay_out(
     tokens: NDArray[Any],
+    targets: NDArray[Any],
     offsets: NDArray[np.int64],
     input_ids: NDArray[np.int64],
     labels: NDArray[np.int64],
-    shift_labels: NDArray[np.int64],
     position_ids: NDArray[np.int64],
     seq_idx: NDArray[np.int32],
 ) -> None:
-    """Fill the five rows of a packed batch of plain text; every token but a sample's first is a label."""
+    """Fill the rows of a packed batch, one plain loop a row so that each becomes vector code.
+
+    ``labels`` has one place more than there are tokens: from its second place on it is also the shifted row,
+    since what follows a sample's last token is the next sample's first, which is no label. Loops run over
+    slices from 0, since numba guards an index that might be negative, which costs 2.6 instead of 1.3 ns a token.
+    """
     for i in range(offsets.size - 1):
         start, end = offsets[i], offsets[i + 1]
-        for t in range(start, end):
-            input_ids[t] = tokens[t]
-        for t in range(start, end):
-            labels[t] = tokens[t]
-        for t in range(start, end - 1):
-            shift_labels[t] = tokens[t + 1]
-        for t in range(start, end):
-            position_ids[t] = t - start
-        for t in range(start, end):
-            seq_idx[t] = i
-        if end > start:
-            labels[start] = IGNORED
-            shift_labels[end - 1] = IGNORED
-
-
-@kernel
-def lay_out_labelled(
-    tokens: NDArray[Any],
-    given: NDArray[Any],
-    offsets: NDArray[np.int64],
-    input_ids: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    shift_labels: NDArray[np.int64],
-    position_ids: NDArray[np.int64],
-    seq_idx: NDArray[np.int32],
-) -> int:
-    """The same with ``given`` unshifted labels. Returns how many labels count in the loss."""
-    counted = 0
-    for i in range(offsets.size - 1):
-        start, end = offsets[i], offsets[i + 1]
-        for t in range(start, end):
-            input_ids[t] = tokens[t]
-        for t in range(start, end):
-            labels[t] = given[t]
-        for t in range(start, end - 1):
-            shift_labels[t] = given[t + 1]
-        for t in range(start + 1, end):
-            counted += given[t] != IGNORED
-        for t in range(start, end):
-            position_ids[t] = t - start
-        for t in range(start, end):
-            seq_idx[t] = i
-        if end > start:
-            labels[start] = IGNORED
-            shift_labels[end - 1] = IGNORED
-    return counted
+        size = end - start
+        ids, own_tokens = input_ids[start:end], tokens[start:end]
+        for t in range(size):
+            ids[t] = own_tokens[t]
+        own_labels, own_targets = labels[start:end], targets[start:end]
+        for t in range(size):
+            own_labels[t] = own_targets[t]
+        labels[start] = IGNORED
+        positions = position_ids[start:end]
+        for t in range(size):
+            positions[t] = t
+        numbers = seq_idx[start:end]
+        for t in range(size):
+            numbers[t] = i
+    labels[offsets[-1]] = IGNORED
 
 
 @kernel
@@ -112,9 +86,11 @@ def take_runs(
 ) -> None:
     """Copy run i of ``tokens``, from ``starts[i]``, to ``out[offsets[i]:offsets[i + 1]]``."""
     for i in range(starts.size):
-        shift = starts[i] - offsets[i]
-        for t in range(offsets[i], offsets[i + 1]):
-            out[t] = tokens[t + shift]
+        size = offsets[i + 1] - offsets[i]
+        run = tokens[starts[i] : starts[i] + size]
+        target = out[offsets[i] : offsets[i + 1]]
+        for t in range(size):
+            target[t] = run[t]
 
 
 @kernel

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from balancer.sharding import Shard, shard
 from loaders import _kernels
 from loaders.batch import Batch, Place
+from loaders.recycle import BATCHES
 
 IGNORED = -100
 """Label of a token that takes no part in the loss."""
@@ -137,14 +138,21 @@ def _rows(
     tokens: NDArray[np.integer[Any]], offsets: NDArray[np.int64], labels: NDArray[np.integer[Any]] | None
 ) -> tuple[dict[str, NDArray[Any]], int]:
     size = int(offsets[-1])
+    padded_labels = BATCHES.empty(size + 1, np.int64)
     rows: dict[str, NDArray[Any]] = {
-        name: np.empty(size, np.int64) for name in ("input_ids", "labels", "shift_labels", "position_ids")
+        "input_ids": BATCHES.empty(size, np.int64),
+        "labels": padded_labels[:-1],
+        "shift_labels": padded_labels[1:],  # the same memory: the two cannot disagree, and half is written
+        "position_ids": BATCHES.empty(size, np.int64),
+        "seq_idx": BATCHES.empty(size, np.int32),
     }
-    rows["seq_idx"] = np.empty(size, np.int32)
+    targets = tokens if labels is None else labels
+    _kernels.lay_out(
+        tokens, targets, offsets, rows["input_ids"], padded_labels, rows["position_ids"], rows["seq_idx"]
+    )
     if labels is None:
-        _kernels.lay_out(tokens, offsets, *rows.values())
         return rows, size - (offsets.size - 1)
-    return rows, int(_kernels.lay_out_labelled(tokens, labels, offsets, *rows.values()))
+    return rows, int(np.count_nonzero(rows["shift_labels"] != IGNORED))
 
 
 _FILL = {"input_ids": DUMMY_TOKEN, "labels": IGNORED, "shift_labels": IGNORED}
@@ -187,9 +195,9 @@ def _pad(
 
 
 def _inputs(rows: Mapping[str, NDArray[Any]], offsets: NDArray[np.int64]) -> dict[str, Any]:
-    inputs: dict[str, Any] = {name: torch.from_numpy(row).unsqueeze(0) for name, row in rows.items()}
+    inputs: dict[str, Any] = {name: torch.from_numpy(row[None]) for name, row in rows.items()}
     borders = torch.from_numpy(offsets.astype(np.int32))
-    longest = int(np.diff(offsets).max(initial=0))
+    longest = int((offsets[1:] - offsets[:-1]).max(initial=0))
     inputs["cu_seq_lens_q"] = inputs["cu_seq_lens_k"] = borders
     inputs["max_length_q"] = inputs["max_length_k"] = longest
     return inputs
