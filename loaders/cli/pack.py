@@ -67,7 +67,7 @@ def pack_command(
     seed: Annotated[int, typer.Option(help="Of the order of packs.")] = 0,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one for each CPU.")] = None,
     memory: Annotated[str | None, typer.Option(help="Most memory, as 2GiB; limits the workers.")] = None,
-    window_tokens: Annotated[str, typer.Option(help="Tokens packed together into one shard.")] = "32Mi",
+    window_tokens: Annotated[str, typer.Option(help="Tokens packed together into one shard.")] = "16Mi",
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")
     ] = False,

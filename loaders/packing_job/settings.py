@@ -65,7 +65,7 @@ class PackSettings:
     keep_unlabelled: bool = False
     strict: bool = False
     max_rejects: float = 0.05
-    window_tokens: int = 32 << 20
+    window_tokens: int = 16 << 20
     workers: int = 1
     memory_bytes: int | None = None
 

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +24,12 @@ from loaders.sources.cache import BoundedCache
 from loaders.sources.encode import Encoder
 from loaders.sources.files import DataFile
 from loaders.sources.flat import IGNORED, MAX_TOKEN_ID, ColumnError, FlatChunk, RowErrors, as_numpy
+from loaders.sources.scan import Reject, Scan
+from loaders.sources.scanning import on_threads, remembered
 
 TableRead = tuple[pa.Table, dict[int, str]]
 """A chunk's rows, and what is wrong with which of them."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -45,29 +49,6 @@ class Layout:
     """[C] Number of the chunk within its file."""
     size_bytes: NDArray[np.int64]
     """[C] About what decoding it takes in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """A row that was left out because it cannot be used."""
-
-    origin: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.origin}: {self.reason}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scan:
-    """What one pass over all rows tells. Axis: S = rows."""
-
-    lengths: NDArray[np.int64]
-    """[S] Tokens; 0 for empty, null and rejected rows."""
-    loss_tokens: NDArray[np.int64] | None
-    """[S] Labels that count; None: all tokens but each row's first."""
-    num_null: int
-    rejects: tuple[Reject, ...]
 
 
 class Piece(NamedTuple):
@@ -105,6 +86,8 @@ class ChunkedSource(Source):
         self.length_column = length
         self.max_token_id = max_token_id
         self.on_bad = on_bad
+        self.cache_folder: Path | None = None
+        """Where lengths are kept when finding them took long; None: nowhere."""
         self._layout_found: Layout | None = None
         self._scan: Scan | None = None
         self._key = self.key()
@@ -167,7 +150,12 @@ class ChunkedSource(Source):
     def scan(self) -> Scan:
         """Lengths and label counts of all rows; found once a process."""
         if self._scan is None:
-            self._scan = self._scan_lengths() if self.length_column else self._scan_tokens()
+            make = self._scan_lengths if self.length_column else self._scan_tokens
+            identity = f"{self.identity()}:{self.length_column}"
+            self._scan = remembered(identity, self.files, make, self.cache_folder)
+            if self._scan.rejects:
+                rejects = self._scan.rejects
+                logger.warning("%s: %d rows skipped, the first: %s", self.name, len(rejects), rejects[0])
         return self._scan
 
     def read(self, rows: NDArray[np.int64]) -> Rows:
@@ -295,8 +283,8 @@ class ChunkedSource(Source):
         loss_tokens: NDArray[np.int64] | None = None
         num_null = 0
         rejects: list[Reject] = []
-        for chunk_id in range(self.layout.file.size):
-            chunk = self.chunk(chunk_id)
+        chunks = range(self.layout.file.size)
+        for chunk_id, chunk in enumerate(on_threads(self.chunk, chunks, f"lengths of {self.name}")):
             rows = slice(int(self.layout.first_row[chunk_id]), int(self.layout.first_row[chunk_id + 1]))
             lengths[rows] = chunk.tokens.lengths
             if chunk.labels is not None and loss_tokens is None:
@@ -306,33 +294,34 @@ class ChunkedSource(Source):
             num_null += chunk.tokens.num_null - len(chunk.rejects)
             bad_rows = sorted(chunk.rejects.items())
             rejects.extend(Reject(self.chunk_origin(chunk_id, row), reason) for row, reason in bad_rows)
-        if rejects:
-            logger.warning("%s: %d rows skipped, the first: %s", self.name, len(rejects), rejects[0])
         return Scan(lengths=lengths, loss_tokens=loss_tokens, num_null=num_null, rejects=tuple(rejects))
 
     def _scan_lengths(self) -> Scan:
+        lengths, num_null = np.zeros(len(self), np.int64), 0
+        chunks = range(self.layout.file.size)
+        for chunk_id, found in enumerate(on_threads(self._length_column, chunks, f"lengths of {self.name}")):
+            num_null += found.null_count
+            first = int(self.layout.first_row[chunk_id])
+            values = as_numpy(found.fill_null(0)).astype(np.int64)
+            if values.size and values.min() < 0:
+                row = int(np.argmin(values))
+                where = self.chunk_origin(chunk_id, row)
+                raise ValueError(f"{where}: a length must be 0 or more, it is {values[row]}")
+            lengths[first : first + values.size] = values
+        return Scan(lengths=lengths, loss_tokens=None, num_null=num_null, rejects=())
+
+    def _length_column(self, chunk_id: int) -> pa.ChunkedArray:
         column = self.length_column
         assert column is not None
-        lengths, num_null = np.zeros(len(self), np.int64), 0
-        for chunk_id in range(self.layout.file.size):
-            file, part = int(self.layout.file[chunk_id]), int(self.layout.part[chunk_id])
-            try:
-                values = self.read_table(file, part, [column])[0][column]
-            except ColumnError as error:
-                raise ValueError(f"{self.place(file)}: {error}") from None
-            if not pa.types.is_integer(values.type):
-                where = f"{self.place(file)}: length column {column!r}"
-                raise ValueError(f"{where} must be integer, it is {values.type}")
-            num_null += values.null_count
-            first = int(self.layout.first_row[chunk_id])
-            found = as_numpy(values.fill_null(0)).astype(np.int64)
-            if found.size and found.min() < 0:
-                row = int(np.argmin(found))
-                raise ValueError(
-                    f"{self.chunk_origin(chunk_id, row)}: a length must be 0 or more, it is {found[row]}"
-                )
-            lengths[first : first + found.size] = found
-        return Scan(lengths=lengths, loss_tokens=None, num_null=num_null, rejects=())
+        file, part = int(self.layout.file[chunk_id]), int(self.layout.part[chunk_id])
+        try:
+            values = self.read_table(file, part, [column])[0][column]
+        except ColumnError as error:
+            raise ValueError(f"{self.place(file)}: {error}") from None
+        if not pa.types.is_integer(values.type):
+            where = f"{self.place(file)}: length column {column!r}"
+            raise ValueError(f"{where} must be integer, it is {values.type}")
+        return values
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but lengths, which only the planning process needs."""

@@ -19,6 +19,14 @@ class DataFile:
 
     path: str
     size_bytes: int
+    modified_ns: int = 0
+    """When it was last written, where that is known."""
+
+    @classmethod
+    def at(cls, path: str) -> DataFile:
+        """A local file as it is now."""
+        status = os.stat(path)
+        return cls(path, status.st_size, status.st_mtime_ns)
 
     @property
     def is_local(self) -> bool:
@@ -93,7 +101,7 @@ def _expand(spec: str) -> list[DataFile]:
     if "://" in spec:
         return _expand_url(spec)
     if os.path.isfile(spec):
-        return [DataFile(spec, os.path.getsize(spec))]
+        return [DataFile.at(spec)]
     if os.path.isfile(os.path.join(spec, "state.json")):
         return _saved_dataset(spec)
     if os.path.isfile(os.path.join(spec, "dataset_dict.json")):
@@ -108,7 +116,7 @@ def _expand(spec: str) -> list[DataFile]:
         if not paths:
             kind = "matches no file" if glob.has_magic(spec) else "no such file or folder"
             raise FileNotFoundError(f"{spec}: {kind} (looked in {os.getcwd()})")
-    return [DataFile(path, os.path.getsize(path)) for path in paths]
+    return [DataFile.at(path) for path in paths]
 
 
 def _saved_dataset(folder: str) -> list[DataFile]:

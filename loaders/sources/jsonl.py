@@ -50,7 +50,7 @@ class JsonLinesSource(ChunkedSource):
             blocks = []
             for block, content in split_lines(file, self.block_bytes):
                 blocks.append(block)
-                rows.append(sum(1 for line in content.split(b"\n") if line.strip()))
+                rows.append(count_rows(content))
                 file_ids.append(file_id)
             self._blocks.append(blocks)
         return Layout(
@@ -106,6 +106,14 @@ class JsonLinesSource(ChunkedSource):
     def _names(self, file: int) -> list[str]:
         """Keys of the file's first objects, in the order met."""
         return key_names(self._content(file, 0)) if self._blocks[file] else []
+
+
+def count_rows(content: bytes) -> int:
+    """Lines that are not blank. In most blocks none could be, which four searches tell at memory speed."""
+    marks = (b"\n\n", b"\n\r", b"\n ", b"\n\t")
+    if not content[:1].isspace() and not any(mark in content for mark in marks):
+        return content.count(b"\n") + (not content.endswith(b"\n"))
+    return sum(1 for line in content.split(b"\n") if line.strip())
 
 
 def unpacked_copy(file: DataFile) -> pa.Buffer:

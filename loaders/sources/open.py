@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from loaders.sources.base import Source
+from loaders.sources.chunked import ChunkedSource
 from loaders.sources.encode import Encoder, TokenColumns
 from loaders.sources.files import DataFile, find_files, suffix_of
 from loaders.sources.flat import MAX_TOKEN_ID
 from loaders.sources.packed import open_packed, read_packed_manifest
+from loaders.sources.scanning import cache_folder
 from loaders.sources.torch_dataset import DatasetSource, Length
 
 
@@ -24,6 +27,7 @@ def open_source(
     carry: Sequence[str] = (),
     vocab_size: int | None = None,
     on_bad: str = "error",
+    cache: str | os.PathLike[str] | bool = True,
 ) -> Source:
     """Open data as rows of token ids, whose lengths are known before they are read.
 
@@ -40,6 +44,9 @@ def open_source(
         vocab_size: ids must be below it; by default below 2^31.
         on_bad: ``"error"``: the first row that cannot be used raises, with its file and row;
             ``"skip"``: such rows have length 0 and are listed by ``rejects()``.
+        cache: folder in which lengths of files are kept when finding them takes longer than a second, until
+            a file changes. ``True``: ``$EVENLOAD_CACHE``, else ``evenload`` in the user's cache folder;
+            ``False``: none.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -57,7 +64,10 @@ def open_source(
         if manifest is not None:
             return open_packed(os.fspath(spec), manifest, name or _name_of(spec), on_bad=on_bad)
         files = find_files(spec)
-        return open_files(files, encoder, name or _name_of(spec), length, limit, on_bad)
+        source = open_files(files, encoder, name or _name_of(spec), length, limit, on_bad)
+        if cache is not False and isinstance(source, ChunkedSource):
+            source.cache_folder = cache_folder() if cache is True else Path(cache)
+        return source
     if _is_plain_hugging_face(spec) and (length is None or isinstance(length, str)):
         from loaders.sources.huggingface import HuggingFaceSource
 

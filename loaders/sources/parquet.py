@@ -56,7 +56,7 @@ class ParquetSource(ChunkedSource):
 def open_parquet(file: DataFile) -> pq.ParquetFile:
     """The open file, from the process's cache. Raises ValueError when it is not whole."""
     make = lambda: told(file, "footer", lambda: pq.ParquetFile(file.path if file.is_local else file.open()))
-    return OPEN_FILES.get((file.path, file.size_bytes), make)
+    return OPEN_FILES.get(file, make)
 
 
 def told(file: DataFile, part: str, action: Callable[[], Result]) -> Result:
