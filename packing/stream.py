@@ -100,12 +100,12 @@ class StreamPacker:
             order: one of ``ORDERS``.
             window: samples packed together under ``order="window"``.
             max_wait: packs that may close before a sample's own does, at least ``2 * open_packs``; None for
-                ``8 * open_packs``.
+                ``16 * open_packs``.
             max_samples: most samples of a pack; None for no limit.
             align: pad each sample to a multiple of so many tokens.
             oversize: ``"error"``, ``"drop"`` or ``"truncate"`` for samples above ``max_tokens``.
         """
-        max_wait = 8 * open_packs if max_wait is None else max_wait
+        max_wait = 16 * open_packs if max_wait is None else max_wait
         if order not in ORDERS or oversize not in OVERSIZE:
             raise ValueError(
                 f"order must be one of {', '.join(ORDERS)} and oversize one of {', '.join(OVERSIZE)}; "
@@ -136,6 +136,7 @@ class StreamPacker:
         self._capacity = max_tokens // align
         self._counts = {"kept": 0, "dropped": 0, "truncated": 0, "split": 0, "empty": 0}
         self._waiting = np.zeros(0, np.int64)
+        self._num_waiting: int = 0
         self._clear(position=0, closed=0)
 
     @property
