@@ -9,6 +9,7 @@ At last the finished packs are sorted and dealt to the slots, tallest slot first
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,22 @@ from balancer.planning.ladder import Ladder, ladder_of
 from balancer.planning.layout import SPEED_UNIT, Layout, layout_of, objective_ns
 from balancer.planning.problem import Ints, Problem, padded
 
-WAYS = tuple((height, riders) for height in (1.0, 1.15, 1.4, 2.0) for riders in (True, False))
-"""Slot heights at which the degrees of the long samples are chosen, in parts of the mean height, with and
-without other samples in the wide groups that end early."""
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How to build a layout."""
+
+    height: float
+    """Slot height at which the degrees of the long samples are chosen, in parts of the mean height."""
+    riders: bool
+    """Whether other samples ride in the wide groups that end before their slot."""
+    tight: bool = False
+    """Whether the rest is packed by tokens alone."""
+
+
+WAYS = tuple(
+    Way(height=height, riders=riders) for height in (1.0, 1.15, 1.4, 2.0) for riders in (True, False)
+)
 
 DENSE = 0.8
 """Share of the work that is dealt by density before the rest is dealt by time."""
@@ -33,23 +47,27 @@ DENSE = 0.8
 def divide(problem: Problem) -> Layout | None:
     """The best of several numbers of slots and heights; None where none of them holds the step."""
     ladder, blocks = ladder_of(problem), make_blocks(problem)
+    ways = WAYS[:1] if ladder.degrees.size == 1 else WAYS
     best: Layout | None = None
-    best_ns = 0
-    misses = 0
+    best_ns = misses = 0
+    evened = False
     for slots in slot_counts(problem):
+        layouts = [build(problem, ladder, blocks, slots, way) for way in ways]
+        even = any(layout is not None for layout in layouts)
+        if not even:
+            # Even work leaves too little room somewhere: pack as tightly as first fit does.
+            layouts = [build(problem, ladder, blocks, slots, replace(way, tight=True)) for way in ways]
         improved = False
-        ways = [(1.0, False)] if ladder.degrees.size == 1 else WAYS
-        for height, riders in ways:
-            layout = build(problem, ladder, blocks, slots, height, riders)
-            if layout is None:
-                continue
-            time_ns = objective_ns(problem, layout)
-            if best is None or time_ns < best_ns:
-                best, best_ns, improved = layout, time_ns, True
-        if best is not None and not improved:
-            misses += 1
-            if misses == 2:
-                break
+        for layout in layouts:
+            if layout is not None:
+                time_ns = objective_ns(problem, layout)
+                if best is None or time_ns < best_ns:
+                    best, best_ns, improved = layout, time_ns, True
+        evened |= even
+        misses += best is not None and not improved
+        # Counts at which only the tight packing fits say little about the next one.
+        if misses >= (2 if evened else 8):
+            break
     return best
 
 
@@ -66,12 +84,10 @@ def slot_counts(problem: Problem) -> Iterator[int]:
         slots += 1 if problem.topology.pipeline_stages == 1 else max(1, slots // 4)
 
 
-def build(
-    problem: Problem, ladder: Ladder, blocks: Blocks, slots: int, height: float, riders: bool
-) -> Layout | None:
+def build(problem: Problem, ladder: Ladder, blocks: Blocks, slots: int, way: Way) -> Layout | None:
     """A layout of that many slots, or None where a sample finds no room."""
     mean = ladder.lower_bound_ns / (slots + problem.topology.pipeline_stages - 1)
-    ranges = ladder.clamped_ranges(problem, height * mean)
+    ranges = ladder.clamped_ranges(problem, way.height * mean)
     count = int(ranges[0])
     taken = np.zeros((slots, problem.ranks), np.bool_)
     heights = np.full(slots, int(mean))
@@ -82,13 +98,15 @@ def build(
     if batch_of.size < count:
         return None
     samples, rest = np.arange(count), np.arange(count, len(problem))
-    if riders and slot.size and rest.size:
+    if way.riders and slot.size and rest.size:
         samples, batch_of, rest = _with_riders(
             problem, ladder, blocks, samples, batch_of, rest, block, free, cost, heights[slot]
         )
     heights[:] = 0
     np.maximum.at(heights, slot, cost)
-    return _fill_rest(problem, ladder, blocks, samples, batch_of, rest, slot, block, taken, heights)
+    return _fill_rest(
+        problem, ladder, blocks, samples, batch_of, rest, slot, block, taken, heights, way.tight
+    )
 
 
 def _with_riders(
@@ -126,7 +144,7 @@ def _with_riders(
 
 def _fill_rest(
     problem: Problem, ladder: Ladder, blocks: Blocks, samples: Ints, wide_of: Ints, rest: Ints,
-    wide_slot: Ints, wide_block: Ints, taken: NDArray[np.bool_], heights: Ints,
+    wide_slot: Ints, wide_block: Ints, taken: NDArray[np.bool_], heights: Ints, tight: bool,
 ) -> Layout | None:  # fmt: skip
     """Fill a micro-batch for each free group of the smallest degree, and deal them."""
     slots, base, fixed = heights.size, int(ladder.degrees[0]), int(ladder.fixed_ns[0])
@@ -142,7 +160,10 @@ def _fill_rest(
     slot_units = np.searchsorted(unit_slot, np.arange(slots + 1))
     heights = _common_height(heights[tallest_first], slot_units, work, fixed)
     pace, room = blocks.pace[unit_block], blocks.room[unit_block]
-    unit_of = _fill(work, tokens, heights[unit_slot] - fixed, pace, room)
+    if tight:
+        unit_of = _pack(tokens, room)
+    else:
+        unit_of = _fill(work, tokens, heights[unit_slot] - fixed, pace, room)
     if unit_of is None:
         return None
     cost = np.bincount(unit_of, weights=work, minlength=units).astype(np.int64)
@@ -177,14 +198,17 @@ def _fill(work: Ints, tokens: Ints, target: Ints, pace: Ints, room: Ints) -> Int
         work, tokens, (target * (SPEED_UNIT / pace)).astype(np.int64), room.copy(), np.arange(units + 1),
         room.copy(), pace, int(np.searchsorted(sums, DENSE * sums[-1])), max(1, (units - 1).bit_length()),
     )  # fmt: skip
-    if unit_of.min() >= 0:
-        return unit_of
-    # Even work left too little room somewhere: pack as tightly as first fit does.
+    return unit_of if unit_of.min() >= 0 else None
+
+
+def _pack(tokens: Ints, room: Ints) -> Ints | None:
+    """[S] unit of each sample by first fit; None where the units are too few."""
     packed, bounds, _ = first_fit(
-        tokens, np.arange(work.size), np.array([0, work.size]), room.min(keepdims=True)
+        tokens, np.arange(tokens.size), np.array([0, tokens.size]), room.min(keepdims=True)
     )
-    if bounds.size - 1 > units:
+    if bounds.size - 1 > room.size:
         return None
+    unit_of = np.empty(tokens.size, np.int64)
     unit_of[packed] = np.repeat(np.arange(bounds.size - 1), np.diff(bounds))
     return unit_of
 
