@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from balancer import StepPlan, check_plan
 from balancer.cost import CostModel
 from balancer.phases import Links, Phase, plan_phases
 from balancer.topology import Topology
@@ -56,6 +57,13 @@ def test_every_sample_is_read_once_and_encoded_once(samples, mode, sync, meet, d
     assert np.all(batches.tokens <= 4096 * batches.cp_degree)
     assert result.time_s >= result.lower_bound_s * (1 - 1e-9)
     assert mode in ("auto", result.mode)
+
+
+@given(samples_with_images, modes, syncs, meetings, st.sampled_from([(1,), (1, 2, 4)]))
+def test_the_language_plan_keeps_the_laws_of_every_plan(samples, mode, sync, meet, degrees):
+    language = plan(samples, mode=mode, sync=sync, meet=meet, cp_degrees=degrees).language
+    check_plan(language, samples, max_tokens=4096, cost=LANGUAGE, cp_degrees=degrees)
+    assert StepPlan.from_bytes(language.to_bytes()).digest() == language.digest()
 
 
 @given(samples_with_images, syncs, st.sampled_from([(1,), (1, 2, 4)]))
