@@ -13,7 +13,7 @@ from examples.integrations.common import balanced_loader, init, over_ranks, repo
 _, ranks = init()
 accelerator = Accelerator(cpu=True)
 model = tiny_llama(register_attention())
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
 model, optimizer, loader = accelerator.prepare(model, optimizer, balanced_loader(ranks))
 loss = torch.zeros(())
 

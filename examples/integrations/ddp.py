@@ -13,7 +13,7 @@ from examples.integrations.common import balanced_loader, init, over_ranks, repo
 _, ranks = init()
 model = tiny_llama(register_attention())
 model = DistributedDataParallel(model) if ranks > 1 else model
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
 loss = torch.zeros(())
 
 for batch in balanced_loader(ranks):

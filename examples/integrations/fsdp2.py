@@ -18,7 +18,7 @@ if mesh is not None:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
 loss = torch.zeros(())
 
 for batch in balanced_loader(ranks, device_mesh=mesh, sync="micro_batch"):

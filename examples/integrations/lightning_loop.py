@@ -42,7 +42,7 @@ class Balanced(lightning.LightningModule):
         report(batch.step, over_ranks(loss) / batch.step_loss_tokens)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.0)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ class Trainer:
             for layer in self.model.model.layers:
                 fully_shard(layer, mesh=flat)
             fully_shard(self.model, mesh=flat)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, weight_decay=0.0)
         self.schedule = TokenSchedule(self.optimizer, lambda tokens: 1.0)
         self.loader = StepLoader(balanced_loader(ranks, device_mesh=self.mesh, sync="micro_batch"))
 

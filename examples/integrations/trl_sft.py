@@ -34,7 +34,7 @@ def main() -> None:
             use_cpu=True,
             ddp_backend="gloo",
             learning_rate=1e-2,
-            weight_decay=0.01,
+            weight_decay=0.0,
             lr_scheduler_type="constant",
             num_train_epochs=1,
             logging_steps=1,
