@@ -5,7 +5,7 @@ from .attention import attention
 from .clipping import clip_grad_norm
 from .exchange import exchange, keep_in_graph
 from .groups import ContextGroups
-from .loss import auxiliary_weight, scale_loss
+from .loss import auxiliary_weight, sample_weights, scale_loss, sum_over_ranks
 from .protocol import RunnableBatch
 from .running import current_batch, running
 from .sync import no_sync
@@ -25,6 +25,8 @@ __all__ = [
     "keep_in_graph",
     "no_sync",
     "running",
+    "sample_weights",
     "scale_loss",
+    "sum_over_ranks",
     "world",
 ]

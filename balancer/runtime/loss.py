@@ -8,10 +8,17 @@ differ. Wrappers that average gradients (DDP, FSDP) divide by the number of rank
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from balancer.sharding import aligned_lengths
+
+from .agreement import device_of
+from .peers import Peers
 from .protocol import RunnableBatch
 
 Reduction = Literal["mean", "sum"]
@@ -50,6 +57,44 @@ def auxiliary_weight(batch: RunnableBatch, reduction: Reduction = "mean") -> flo
     if not batch.step_loss_tokens:
         return 0.0
     return _gradient_factor(batch, reduction) * batch.num_loss_tokens / batch.step_loss_tokens
+
+
+def sample_weights(batch: RunnableBatch, labels: Tensor, ignore_index: int = -100) -> Tensor:
+    """[T] Token weights under which every sample of the step counts the same, however long it is.
+
+    A token weighs 1 / (labels of its sample), so the step's total weight is its samples with labels:
+    ``scale_loss((losses * weights).sum(), batch, total_weight=samples)``. Pieces of a split sample count as
+    samples. Labels of a shared sample are counted over its ranks by one small all-gather in the CP group.
+
+    Args:
+        batch: the micro-batch; with ``cp_degree > 1`` all members of its group must call.
+        labels: [T] or [1, T] shifted labels of this rank's tokens.
+        ignore_index: label of tokens that do not count; they weigh 0.
+    """
+    flat = labels.flatten()
+    lengths = batch.seq_lengths
+    true = lengths.cpu().numpy() if isinstance(lengths, Tensor) else np.asarray(lengths)
+    held = aligned_lengths(true, batch.cp_degree) // batch.cp_degree
+    sample = torch.repeat_interleave(torch.from_numpy(held).to(flat.device))  # [T'] sample of each token
+    counted = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
+    counted[: sample.numel()] = (flat[: sample.numel()] != ignore_index).float()
+    counts = counted.new_zeros(held.size).index_add_(0, sample, counted[: sample.numel()])
+    if batch.cp_degree > 1:
+        counts = Peers(batch.cp_group).all_gather(counts).sum(0)
+    counted[: sample.numel()] /= counts.clamp(min=1)[sample]
+    return counted
+
+
+def sum_over_ranks(value: float, group: Any = None) -> float:
+    """The sum of every rank's ``value``: a step's total weight where no metadata knows it. One all-reduce.
+
+    Every rank calls it once a step, before its first backward pass, with the sum over its micro-batches.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return float(value)
+    total = torch.tensor([value], dtype=torch.float64, device=device_of(group))
+    dist.all_reduce(total, group=group)
+    return float(total)
 
 
 def _gradient_factor(batch: RunnableBatch, reduction: Reduction) -> int:
