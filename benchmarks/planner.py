@@ -4,10 +4,8 @@
 
 Each section prints its rows and writes them to ``benchmarks/results/planner_<section>.csv``; ``shapes`` also
 draws a figure. Times are CPU seconds of the planning thread, the best of a few runs, since other work on the
-machine stretches wall time. ``--peers`` is a folder with verl, megatron-core, prtpy and numberpartitioning
-(``pip install --no-deps --target DIR verl megatron-core prtpy mip numberpartitioning``); without it, their
-rows
-are left out.
+machine stretches wall time. ``--peers`` is a folder with verl, megatron-core, prtpy, mip and
+numberpartitioning, installed with ``pip install --no-deps --target DIR``; without it their rows are left out.
 """
 
 from __future__ import annotations
