@@ -27,23 +27,30 @@ def encoders_too(phases: Mapping[str, Phase | Any], policy: str) -> Callable[...
     return plan
 
 
-def filler_tokens(dataset: Any, collate_fn: Any) -> int:
-    """Tokens of a rank's budget that filler media may take: one of each kind, each with its alignment.
+def filler_sizes(dataset: Any, collate_fn: Any) -> dict[str, int]:
+    """Tokens of the filler medium of each kind that the data has.
 
     Raises:
         ValueError: a ``collate_fn`` lays out the batch, so that no sequence can be added.
     """
     sources = [leaf.source for leaf in dataset.leaves()] if isinstance(dataset, Mixture) else [dataset]
-    kinds = {
+    sizes = {
         kind: int(rows.input_ids.size)
         for source in sources
         if isinstance(source, Source)
         for kind, rows in source.fillers().items()
     }
-    if kinds and collate_fn is not None:
+    if sizes and collate_fn is not None:
         raise ValueError(
             "fill_media needs the loader's own layout: with collate_fn, add media to batches that have none "
             "yourself, and pass fill_media=False."
         )
-    # a sequence of k tokens, padded for degree d, takes at most k + 1 tokens of each rank
-    return sum(tokens + 1 for tokens in kinds.values())
+    return sizes
+
+
+def filler_room(sizes: Mapping[str, int]) -> int:
+    """Tokens of a rank's budget that fillers may take, one of each kind.
+
+    A sequence of k tokens, padded for degree d, takes at most k + 1 tokens of each rank.
+    """
+    return sum(size + 1 for size in sizes.values())

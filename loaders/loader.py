@@ -23,7 +23,7 @@ from loaders.arguments import (
 )
 from loaders.balanced import Balanced, OrderSampler, Planning, ReadingLoader, ShareQueue, StepSampler
 from loaders.catalog import OVERSIZE
-from loaders.encoders import encoders_too, filler_tokens
+from loaders.encoders import encoders_too, filler_room, filler_sizes
 from loaders.groups import context_groups
 from loaders.metrics import Metrics
 from loaders.opening import open_order
@@ -177,7 +177,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.pad_to = checked_pads(pad_to, max_tokens)
         self.seed = chosen_seed(seed, generator, dataset)
         fills = (sync == "micro_batch" and collate_fn is None) if fill_media is None else fill_media
-        room = max_tokens - (filler_tokens(dataset, collate_fn) if fills else 0)
+        self._filler_sizes = filler_sizes(dataset, collate_fn) if fills else {}
+        room = max_tokens - filler_room(self._filler_sizes)
         capacity = sample_capacity(room, self.cp_degrees)
         samples = global_batch_size
         if samples is None and step_tokens is None:
@@ -311,7 +312,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         balanced = self._required()
         catalogs = balanced.planning.steps.catalogs
-        report = balanced.metrics.report(self._names)
+        report = balanced.metrics.report(self._names, self._filler_sizes)
         for name in ("kept", "dropped", "truncated", "split", "empty"):
             report[name] = sum(catalog.counts[name] for catalog in catalogs)
         report["cut_tokens"] = sum(catalog.cut_tokens for catalog in catalogs)

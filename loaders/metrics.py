@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,9 +80,15 @@ class Metrics:
         self.tokens_by_source += np.bincount(table.source, table.num_tokens, size).astype(np.int64)
         self.samples_by_source += np.bincount(table.source[table.start == 0], minlength=size)
 
-    def report(self, names: Sequence[str]) -> dict[str, Any]:
-        """Plain numbers; means over the steps where that is what a step has."""
+    def report(self, names: Sequence[str], filler_sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Plain numbers; means over the steps where that is what a step has.
+
+        Args:
+            names: of the sources.
+            filler_sizes: tokens of the filler medium of each kind.
+        """
         steps = max(self.steps, 1)
+        filler_tokens = sum(count * filler_sizes[kind] for kind, count in self.filled.items())
         return {
             "steps": self.steps,
             "samples": self.samples,
@@ -100,6 +106,7 @@ class Metrics:
             "units": dict(sorted(self.units.items())),
             "phase_imbalance": {name: total / steps for name, total in sorted(self.phase_imbalance.items())},
             "filler_media": dict(sorted(self.filled.items())),
+            "filler_share": filler_tokens / max(self.tokens + filler_tokens, 1),
             "rejected": self.counts["rejected"],
             "corrected": self.counts["corrected"],
             "repaired": self.counts["repaired"],

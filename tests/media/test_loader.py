@@ -257,8 +257,10 @@ def test_all_ranks_run_the_same_encoders_where_they_meet(sync, ranks):  # U20
                 assert torch.all(batch["labels"][0, a:b] == -100)
             assert batch.num_loss_tokens == int((batch["shift_labels"] != -100).sum())
     assert filled > 0
-    told = loaders[0].metrics()["filler_media"]
-    assert sum(told.values()) >= 3
+    told = loaders[0].metrics()
+    assert sum(told["filler_media"].values()) == filled
+    tokens = told["filler_media"].get("image", 0) * 3 + told["filler_media"].get("video", 0)
+    assert told["filler_share"] == pytest.approx(tokens / (told["tokens"] + tokens))
 
 
 def test_text_alone_gets_no_fillers():  # U20
