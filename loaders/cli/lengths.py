@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,29 @@ LENGTH_COLUMNS = ("length", "lengths", "num_tokens", "n_tokens", "seq_length", "
 _TABLES = (".parquet", ".arrow", ".feather", ".csv")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FileLengths:
+    """Lengths of several files, one after the other. Axis: S = rows of all files."""
+
+    tokens: NDArray[np.int64]
+    """[S]"""
+    kind: str
+    """Where they came from: ``column 'length'``, ``tokens of 'input_ids'``, ``numbers``."""
+    starts: list[int]
+    """First row of each file."""
+    namers: list[Callable[[int], str]]
+    """What to call a row of each file, counted from 0 in it."""
+
+    def name(self, row: int) -> str:
+        """Where a row comes from: ``corpus.parquet, row 17``."""
+        file = bisect_right(self.starts, row) - 1
+        return self.namers[file](row - self.starts[file])
+
+
 def read_lengths(
     files: Sequence[str], *, column: str = "input_ids", length: str | None = None
-) -> tuple[NDArray[np.int64], str]:
-    """([S] tokens of each row, where they came from). Rows of several files follow each other.
+) -> FileLengths:
+    """Tokens of each row of ``files``.
 
     Args:
         files: ``.npy`` (an array of lengths), ``.txt`` (one number a line), tables with a column of lengths,
@@ -30,23 +52,37 @@ def read_lengths(
         FileNotFoundError: nothing is there.
         ValueError: no lengths found, or lengths that are not whole numbers; names the file.
     """
-    parts, origins = [], []
+    parts, kinds, namers, starts = [], [], [], [0]
     for file in files:
-        suffix = Path(file).suffix.lower()
-        if suffix in (".npy", ".txt"):
-            parts.append(_checked(np.load(file) if suffix == ".npy" else _text_numbers(file), file))
-            origins.append("numbers")
-            continue
-        name = _length_column(file, suffix, column, length)
-        if name is not None:
-            parts.append(_checked(_read_column(file, suffix, name), file))
-            origins.append(f"column {name!r}")
-        else:
-            from loaders.sources import open_source
+        tokens, kind, namer = _read_file(file, column, length)
+        parts.append(tokens)
+        kinds.append(kind)
+        namers.append(namer)
+        starts.append(starts[-1] + tokens.size)
+    return FileLengths(
+        tokens=np.concatenate(parts),
+        kind=", ".join(dict.fromkeys(kinds)),
+        starts=starts[:-1],
+        namers=namers,
+    )
 
-            parts.append(open_source(file, column=column, length=length).lengths())
-            origins.append(f"column {length!r}" if length else f"tokens of {column!r}")
-    return np.concatenate(parts), ", ".join(dict.fromkeys(origins))
+
+def _read_file(
+    file: str, column: str, length: str | None
+) -> tuple[NDArray[np.int64], str, Callable[[int], str]]:
+    """([S] tokens, where they came from, what to call a row)."""
+    suffix = Path(file).suffix.lower()
+    namer = partial("{}, row {}".format, file)
+    if suffix in (".npy", ".txt"):
+        return _checked(np.load(file) if suffix == ".npy" else _text_numbers(file), file), "numbers", namer
+    name = _length_column(file, suffix, column, length)
+    if name is not None:
+        return _checked(_read_column(file, suffix, name), file), f"column {name!r}", namer
+    from loaders.sources import open_source
+
+    source = open_source(file, column=column, length=length)
+    kind = f"column {length!r}" if length else f"tokens of {column!r}"
+    return source.lengths(), kind, source.origin
 
 
 def _text_numbers(file: str) -> Any:

@@ -63,7 +63,7 @@ def plan(
         degrees, model, capacity = parse_degrees(cp_degrees), parse_cost(cost), parse_amount(max_tokens)
         topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
         with _waiting(console, "reading lengths"):
-            lengths, origin = read_lengths(files, column=column, length=length)
+            lengths = read_lengths(files, column=column, length=length)
         admitted = plan_report.admit(lengths, topology=topology, max_tokens=capacity, cp_degrees=degrees)
         batch = global_batch_size or min(max(admitted.lengths.size, 1), _WHOLE_FILE)
         outcomes, steps_in_epoch = _compare(
@@ -83,7 +83,7 @@ def plan(
         raise typer.Exit(1) from error
     setting = plan_report.Setting(
         files=files,
-        lengths_from=origin,
+        lengths_from=lengths.kind,
         ranks=ranks,
         max_tokens=capacity,
         cp_degrees=degrees,

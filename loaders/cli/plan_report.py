@@ -12,6 +12,7 @@ from balancer import admission
 from balancer.comparison import PolicyOutcome
 from balancer.cost import CostModel
 from balancer.topology import Topology
+from loaders.cli.lengths import FileLengths
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,14 +44,15 @@ class Admitted:
     """[S] tokens of the samples that can be planned."""
     num_empty: int
     """Samples without tokens."""
-    too_long: list[tuple[int, int]]
-    """(row, tokens) of samples that no allowed degree can hold."""
+    too_long: list[tuple[str, int, int]]
+    """(origin, row, tokens) of samples that no allowed degree can hold; rows count over all files."""
 
 
 def admit(
-    lengths: NDArray[np.int64], *, topology: Topology, max_tokens: int, cp_degrees: tuple[int, ...]
+    files: FileLengths, *, topology: Topology, max_tokens: int, cp_degrees: tuple[int, ...]
 ) -> Admitted:
-    """Sort out what cannot be planned. lengths: [S]."""
+    """Sort out what cannot be planned."""
+    lengths = files.tokens
     present = np.flatnonzero(lengths > 0)
     refused = admission(lengths[present], topology=topology, max_tokens=max_tokens, cp_degrees=cp_degrees)
     keep = np.ones(present.size, dtype=bool)
@@ -58,7 +60,7 @@ def admit(
     return Admitted(
         lengths=lengths[present[keep]],
         num_empty=lengths.size - present.size,
-        too_long=[(int(row), int(lengths[row])) for row in present[~keep]],
+        too_long=[(files.name(int(row)), int(row), int(lengths[row])) for row in present[~keep]],
     )
 
 
@@ -80,7 +82,9 @@ def _samples(admitted: Admitted) -> dict[str, Any]:
         "tokens": int(admitted.lengths.sum()),
         "longest": int(admitted.lengths.max(initial=0)),
         "empty": admitted.num_empty,
-        "cannot_fit": [{"row": row, "tokens": tokens} for row, tokens in admitted.too_long],
+        "cannot_fit": [
+            {"origin": origin, "row": row, "tokens": tokens} for origin, row, tokens in admitted.too_long
+        ],
     }
 
 
@@ -142,7 +146,7 @@ def _too_long_lines(setting: Setting, admitted: Admitted) -> list[str]:
         f"samples that cannot fit on {max(setting.cp_degrees)} ranks of {setting.max_tokens:,} tokens: "
         f"{number:,}, left out below. Raise --max-tokens, allow larger --cp-degrees, or split them."
     )
-    lines = [f"  row {row:,}: {tokens:,} tokens" for row, tokens in admitted.too_long[:_SHOWN]]
+    lines = [f"  {origin}: {tokens:,} tokens" for origin, _, tokens in admitted.too_long[:_SHOWN]]
     more = [f"  and {number - _SHOWN:,} more"] if number > _SHOWN else []
     return [first, *lines, *more]
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from balancer import CostModel, Topology, plan_step
 from balancer.comparison import compare_policies, shuffled_steps
-from loaders.cli.lengths import read_lengths
+from loaders.cli.lengths import FileLengths, read_lengths
 from loaders.cli.plan import parse_cost, parse_degrees, plan
 from loaders.cli.plan_report import admit
 
@@ -50,10 +50,10 @@ def test_json_holds_what_the_planner_predicts(lengths_file):
 
 def test_samples_that_cannot_fit_and_empty_ones_are_listed(lengths_file):
     report = json.loads(run(lengths_file, "--json").stdout)
-    assert report["cannot_fit"] == [{"row": 6, "tokens": 1500}]
+    assert report["cannot_fit"] == [{"origin": f"{lengths_file}, row 6", "row": 6, "tokens": 1500}]
     assert (report["empty"], report["samples"], report["tokens"]) == (1, 8, sum(LENGTHS) - 1500)
     text = run(lengths_file).stdout
-    assert "row 6: 1,500 tokens" in text
+    assert "row 6: 1,500 tokens" in "".join(text.split("\n"))
     assert "Raise --max-tokens" in text
 
 
@@ -133,12 +133,15 @@ def test_lengths_are_read_from_each_kind_of_file(tmp_path):
     tokens = pa.table({"input_ids": [[1] * n for n in LENGTHS], "length": [1] * len(LENGTHS)})
     pq.write_table(tokens, tmp_path / "tokens.parquet")
     for name in ("a.npy", "a.txt", "a.csv", "a.parquet", "a.arrow", "tokens.parquet"):
-        assert read_lengths([str(tmp_path / name)])[0].tolist() == LENGTHS, name
-    both, origin = read_lengths([str(tmp_path / "a.npy"), str(tmp_path / "tokens.parquet")])
-    assert both.tolist() == LENGTHS * 2
-    assert origin == "numbers, tokens of 'input_ids'"
+        assert read_lengths([str(tmp_path / name)]).tokens.tolist() == LENGTHS, name
+    both = read_lengths([str(tmp_path / "a.npy"), str(tmp_path / "tokens.parquet")])
+    assert both.tokens.tolist() == LENGTHS * 2
+    assert both.kind == "numbers, tokens of 'input_ids'"
+    assert both.name(3) == f"{tmp_path / 'a.npy'}, row 3"
+    assert "tokens.parquet" in both.name(len(LENGTHS) + 3)
+    assert "row 3" in both.name(len(LENGTHS) + 3)
     named = read_lengths([str(tmp_path / "tokens.parquet")], length="length")
-    assert named[0].tolist() == [1] * len(LENGTHS)
+    assert named.tokens.tolist() == [1] * len(LENGTHS)
 
 
 def test_files_without_lengths_say_what_they_hold(tmp_path):
@@ -163,11 +166,12 @@ def test_a_policy_that_cannot_plan_carries_the_reason():
 
 def test_what_cannot_fit_counts_alignment_padding_and_keeps_the_files_row_numbers():
     lengths, topology = np.array([0, 10, 11, 20, 0, 21, 24]), Topology(ranks=2)
-    narrow = admit(lengths, topology=topology, max_tokens=10, cp_degrees=(1,))
-    assert narrow.too_long == [(2, 11), (3, 20), (5, 21), (6, 24)]
+    files = FileLengths(tokens=lengths, kind="", starts=[0, 4], namers=["a{}".format, "b{}".format])
+    narrow = admit(files, topology=topology, max_tokens=10, cp_degrees=(1,))
+    assert narrow.too_long == [("a2", 2, 11), ("a3", 3, 20), ("b1", 5, 21), ("b2", 6, 24)]
     # two ranks hold 20 tokens in pieces of a multiple of 4
-    wide = admit(lengths, topology=topology, max_tokens=10, cp_degrees=(1, 2))
-    assert wide.too_long == [(5, 21), (6, 24)]
+    wide = admit(files, topology=topology, max_tokens=10, cp_degrees=(1, 2))
+    assert wide.too_long == [("b1", 5, 21), ("b2", 6, 24)]
     assert (wide.lengths.tolist(), wide.num_empty) == ([10, 11, 20], 2)
 
 
