@@ -190,6 +190,47 @@ class DealtByRuns:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DealtTogether:
+    """Groups of items that sit in one pack; the strategy packed the groups."""
+
+    groups: Dealt
+    group: NDArray[np.int64]
+    """[I] group of each item, -1 for items in no pack."""
+    proven: int = 0
+
+    @property
+    def num_packs(self) -> int:
+        return self.groups.num_packs
+
+    def ids(self, start: int, stop: int, threads: int) -> PackIds:
+        of_group = self.groups.ids(0, int(self.group.max(initial=-1)) + 1, threads)
+        group = self.group[start:stop]
+        ids = empty_ids(stop - start, self.num_packs)
+        ids[:] = np.where(group < 0, -1, of_group[group]) if of_group.size else -1
+        return ids
+
+    def grouped(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return group_by_ids(self.ids(0, self.group.size, 1), self.num_packs)
+
+    def tokens(self) -> NDArray[np.int64]:
+        return self.groups.tokens()
+
+    def reshuffled(self, key: int) -> DealtTogether:
+        return replace(self, groups=self.groups.reshuffled(key))
+
+
+def group_by_ids(ids: PackIds, num_packs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Offsets [P + 1], and items pack after pack, from the pack of each item."""
+    from packing import _kernels
+
+    offsets = np.zeros(num_packs + 1, np.int64)
+    np.cumsum(np.bincount(ids[ids >= 0], minlength=num_packs), out=offsets[1:])
+    order = np.empty(offsets[-1], np.int64)
+    _kernels.group_ids(ids, offsets, order)
+    return offsets, order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DealtByIds:
     """Packs listed item by item."""
 
@@ -206,16 +247,14 @@ class DealtByIds:
         return self.pack_ids[start:stop]
 
     def grouped(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        from packing import _kernels
-
-        offsets = np.zeros(self.num_packs + 1, np.int64)
-        np.cumsum(self._totals(np.ones(self.pack_ids.size, np.int64)), out=offsets[1:])
-        order = np.empty(offsets[-1], np.int64)
-        _kernels.group_ids(self.pack_ids, offsets, order)
-        return offsets, order
+        return group_by_ids(self.pack_ids, self.num_packs)
 
     def tokens(self) -> NDArray[np.int64]:
-        return self._totals(self.lengths)
+        from packing import _kernels
+
+        totals = np.zeros(self.num_packs, np.int64)
+        _kernels.sum_by_pack(self.pack_ids, self.lengths, totals)
+        return totals
 
     def reshuffled(self, key: int) -> DealtByIds:
         if self.alike is None or self.pack_ids.size == 0:
@@ -241,10 +280,3 @@ class DealtByIds:
         pack_ids = np.empty_like(self.pack_ids)
         pack_ids[by_kind] = ids
         return replace(self, pack_ids=pack_ids)
-
-    def _totals(self, weights: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:
-        from packing import _kernels
-
-        totals = np.zeros(self.num_packs, np.int64)
-        _kernels.sum_by_pack(self.pack_ids, weights, totals)
-        return totals

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -137,3 +137,16 @@ def _split(lengths: Lengths, longest: int, *, split: int, empty: int) -> Items:
     start = (np.arange(sample.size, dtype=np.int64) - first_item[sample]) * longest
     piece = np.minimum(lengths[sample] - start, longest).astype(lengths.dtype)
     return _items(piece, int(lengths.size), sample=sample, start=start, empty=empty, split=split)
+
+
+def without(items: Items, dropped: NDArray[np.bool_]) -> Items:
+    """Items with some more dropped. dropped: [I], only items with tokens; not for split samples."""
+    counts = dict(items.counts)
+    counts["dropped"] += int(dropped.sum())
+    counts["kept"] -= int(dropped.sum())
+    return replace(
+        items,
+        lengths=np.where(dropped, 0, items.lengths),
+        counts=MappingProxyType(counts),
+        lost_tokens=items.lost_tokens + int(items.lengths[dropped].sum(dtype=np.int64)),
+    )

@@ -1,4 +1,4 @@
-"""Lengths in, packs out: the one door, and the strategies behind it by name."""
+"""The strategies by name. Each takes a job, checked and counted, and says who sits in which pack."""
 
 from __future__ import annotations
 
@@ -8,19 +8,13 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from packing.balanced import balanced as even_packs
 from packing.bounds import fewest_packs
 from packing.dealt import Dealt, DealtByIds, DealtByRuns, Runs, empty_ids
-from packing.histogram import count_lengths
-from packing.items import OVERSIZE, Lengths, as_lengths, fitting
 from packing.job import Job
 from packing.optimal import fewer_packs, runs_of, solvable
-from packing.packs import Packs
-
-NO_LIMIT = 2**31 - 1
-MOST_TOKENS = 2**31 - 1  # boundaries inside a pack are int32 (cu_seq_lens)
 
 
 def best_fit(job: Job) -> Dealt:
@@ -28,10 +22,22 @@ def best_fit(job: Job) -> Dealt:
 
     Exact, and worked out on the histogram: O(V log capacity) for V distinct lengths, then one pass over
     the samples. Equal samples go to packs in sample order, so equal inputs give equal packs everywhere.
+    With a second budget samples are placed one by one, in O(1) each.
     """
     from packing import _kernels
 
-    return _on_histogram(job, _kernels.best_fit)
+    if job.plain:
+        return _on_histogram(job, _kernels.best_fit)
+    second, places = _needs(job)
+    ids = empty_ids(job.lengths.size, job.lengths.size)
+    ids[:] = -1
+    packed = np.flatnonzero(job.lengths)
+    order = packed[np.lexsort((-second[packed], -job.lengths[packed]))]
+    num_packs = _kernels.best_fit_limits(
+        order, job.lengths, second, places, job.capacity, job.max_second, job.max_samples, ids
+    )
+    alike = job.lengths, second, places
+    return DealtByIds(pack_ids=ids, num_packs=int(num_packs), lengths=job.lengths, alike=alike)
 
 
 def first_fit(job: Job) -> Dealt:
@@ -42,6 +48,21 @@ def first_fit(job: Job) -> Dealt:
     from packing import _kernels
 
     return _on_histogram(job, _kernels.first_fit)
+
+
+def next_fit(job: Job) -> Dealt:
+    """Fill one pack at a time in the given order. O(I); keeps the order, and pays for it in packs."""
+    from packing import _kernels
+
+    ids = empty_ids(job.lengths.size, job.lengths.size)
+    if job.plain:
+        num_packs = _kernels.next_fit(job.lengths, job.capacity, job.max_samples, ids)
+    else:
+        second, places = _needs(job)
+        num_packs = _kernels.next_fit_limits(
+            job.lengths, second, places, job.capacity, job.max_second, job.max_samples, ids
+        )
+    return DealtByIds(pack_ids=ids, num_packs=int(num_packs), lengths=job.lengths, alike=None)
 
 
 def optimal(job: Job) -> Dealt:
@@ -65,16 +86,7 @@ def optimal(job: Job) -> Dealt:
 
 def balanced(job: Job) -> Dealt:
     """Packs of nearly equal ``cost`` under the token cap, in at most 1 % more packs than ``best_fit``."""
-    return even_packs(job, lambda cap: best_fit(replace(job, capacity=cap)))
-
-
-def next_fit(job: Job) -> Dealt:
-    """Fill one pack at a time in the given order. O(I); keeps the order, and pays for it in packs."""
-    from packing import _kernels
-
-    ids = empty_ids(job.lengths.size, job.lengths.size)
-    num_packs = int(_kernels.next_fit(job.lengths, job.capacity, job.max_samples, ids))
-    return DealtByIds(pack_ids=ids, num_packs=num_packs, lengths=job.lengths, alike=None)
+    return even_packs(job, lambda capacity: best_fit(replace(job, capacity=capacity)))
 
 
 STRATEGIES: Mapping[str, Callable[[Job], Dealt]] = MappingProxyType(
@@ -87,60 +99,8 @@ STRATEGIES: Mapping[str, Callable[[Job], Dealt]] = MappingProxyType(
     }
 )
 
-
-def pack(
-    lengths: ArrayLike,
-    max_tokens: int,
-    *,
-    strategy: str = "best_fit",
-    max_samples: int | None = None,
-    align: int = 1,
-    cost: ArrayLike | None = None,
-    oversize: str = "error",
-    seed: int | None = None,
-) -> Packs:
-    """Lay samples end to end into as few packs as the strategy finds.
-
-    Args:
-        lengths: [S] tokens of each sample, integers of at least 0. Empty samples are counted and skipped.
-        max_tokens: tokens that a pack may hold. Always a limit, never a target.
-        strategy: a name of ``STRATEGIES``.
-        max_samples: most samples of a pack; None for no limit.
-        align: pad each sample to a multiple of so many tokens inside its pack (context parallelism wants
-            ``2 * cp_degree``, fp8 kernels 16); the cap applies to padded lengths.
-        cost: [S] seconds of each sample; only for ``balanced``.
-        oversize: what happens to a sample above ``max_tokens``: ``"error"``; ``"drop"``; ``"truncate"`` keeps
-            its first tokens, ``"truncate_left"`` its last; ``"split"`` cuts it into full pieces and a rest.
-        seed: None numbers packs in the order they were built, those with the longest samples first. A number
-            gives ``packs.reshuffled(seed)``: mixed lengths throughout, other partners for every seed.
-
-    Raises:
-        ValueError: an argument is out of range, or a sample does not fit under ``oversize="error"``.
-    """
-    given = as_lengths(lengths)
-    _check(max_tokens, strategy, max_samples, align, cost, oversize)
-    capacity = max_tokens // align
-    units = _units(given, align)
-    histogram = count_lengths(units, capacity)
-    items = fitting(given, capacity * align, oversize, histogram.outside, histogram.empty)
-    if items.lengths is not given:
-        units = _units(items.lengths, align)
-        histogram = count_lengths(units, capacity)
-    job = Job(
-        lengths=units,
-        histogram=histogram,
-        capacity=capacity,
-        max_samples=NO_LIMIT if max_samples is None else min(max_samples, NO_LIMIT),
-        cost=None if cost is None else _costs(cost, given.size, items.sample),
-    )
-    packs = Packs(
-        items,
-        STRATEGIES[strategy](job),
-        max_tokens=max_tokens,
-        align=align,
-        bound=lambda: fewest_packs(histogram.values, histogram.counts, capacity, job.max_samples),
-    )
-    return packs if seed is None else packs.reshuffled(seed)
+WITH_SECOND_BUDGET = ("best_fit", "next_fit")
+"""Strategies that look at more than the lengths; the others work on the histogram of lengths alone."""
 
 
 def _on_histogram(job: Job, kernel: Callable[..., Any]) -> DealtByRuns:
@@ -154,40 +114,8 @@ def _on_histogram(job: Job, kernel: Callable[..., Any]) -> DealtByRuns:
     return DealtByRuns(runs=runs, histogram=histogram)
 
 
-def _units(lengths: Lengths, align: int) -> Lengths:
-    """Lengths in units of ``align`` tokens, rounded up."""
-    return lengths if align == 1 else -(-lengths // align)
-
-
-def _costs(cost: ArrayLike, num_samples: int, sample: NDArray[np.int64] | None) -> NDArray[np.float64]:
-    seconds = np.ascontiguousarray(cost, dtype=np.float64)
-    if seconds.shape != (num_samples,):
-        raise ValueError(f"cost must have one entry a sample, shape ({num_samples},); got {seconds.shape}.")
-    bad = np.flatnonzero(~(np.isfinite(seconds) & (seconds >= 0)))
-    if bad.size:
-        raise ValueError(f"cost must be finite seconds of at least 0; row {bad[0]} has {seconds[bad[0]]}.")
-    if sample is not None:
-        raise ValueError("cost belongs to whole samples: it cannot be used with oversize='split'.")
-    return seconds
-
-
-def _check(
-    max_tokens: int, strategy: str, max_samples: int | None, align: int, cost: ArrayLike | None, oversize: str
-) -> None:
-    if strategy not in STRATEGIES:
-        raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}.")
-    if oversize not in OVERSIZE:
-        raise ValueError(f"oversize must be one of {', '.join(OVERSIZE)}; got {oversize!r}.")
-    if max_samples is not None and max_samples < 1:
-        raise ValueError(f"max_samples must be at least 1, or None for no limit; got {max_samples}.")
-    if align < 1:
-        raise ValueError(f"align must be at least 1; got {align}.")
-    if not align <= max_tokens <= MOST_TOKENS:
-        raise ValueError(
-            f"max_tokens must be at least align = {align} and at most {MOST_TOKENS}, since boundaries inside "
-            f"a pack are 32-bit; got {max_tokens}."
-        )
-    if strategy == "balanced" and cost is None:
-        raise ValueError("strategy 'balanced' needs cost=, the seconds of each sample.")
-    if strategy != "balanced" and cost is not None:
-        raise ValueError(f"strategy {strategy!r} does not look at cost; leave it out or choose 'balanced'.")
+def _needs(job: Job) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What each item needs of the second budget and of the samples of a pack, [I] each."""
+    size = job.lengths.size
+    second = np.zeros(size, np.int64) if job.second is None else job.second
+    return second, np.ones(size, np.int64) if job.places is None else job.places

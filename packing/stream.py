@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from packing.items import Lengths, as_lengths
-from packing.strategies import NO_LIMIT, pack
+from packing.job import NO_LIMIT
+from packing.packer import pack
 
 ORDERS = ("free", "window", "strict")
 OVERSIZE = ("error", "drop", "truncate")

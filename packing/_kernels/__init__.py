@@ -12,6 +12,7 @@ from packing._kernels.deal import (
 )
 from packing._kernels.first_fit import first_fit
 from packing._kernels.histogram import count_rows, histogram, number_lengths
+from packing._kernels.limits import best_fit_limits, next_fit_limits
 from packing._kernels.next_fit import next_fit
 from packing._kernels.patterns import fractional_packs
 from packing._kernels.stream import attach, stream_best_fit
@@ -19,6 +20,7 @@ from packing._kernels.stream import attach, stream_best_fit
 __all__ = [
     "attach",
     "best_fit",
+    "best_fit_limits",
     "count_rows",
     "deal_cheapest",
     "deal_grouped",
@@ -31,6 +33,7 @@ __all__ = [
     "histogram",
     "number_lengths",
     "next_fit",
+    "next_fit_limits",
     "run_totals",
     "start_cursors",
     "stream_best_fit",
