@@ -1,6 +1,7 @@
 """Phases against brute force: every assignment of a few samples to a few ranks is tried."""
 
 import itertools
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -249,6 +250,7 @@ def test_equal_inputs_give_equal_plans():
         first, second = (plan(samples, sync=sync, cp_degrees=(1, 2)) for _ in range(2))
         assert first.digest() == second.digest()
         assert first.time_s == second.time_s
+        assert pickle.loads(pickle.dumps(first)).digest() == first.digest()
 
 
 @pytest.mark.parametrize(
