@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ class SampleTable:
     """[S] First token of the piece within its row; 0 unless the sample was split."""
     num_loss_tokens: NDArray[np.int64]
     """[S] Labels that count in the loss: ``num_tokens - 1`` for plain text."""
-    phases: Mapping[str, NDArray[np.int64]] = field(default_factory=lambda: MappingProxyType({}))
+    phases: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     """Units of work of further phases, [S] each: ``{"vision": patches, "audio": frames}``."""
 
     @classmethod
