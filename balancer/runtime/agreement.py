@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from balancer.plan import StepPlan
+from packing.table import SampleTable
 
 
-def check_same_plan(plan: StepPlan, group: Any = None, *, step: int | None = None) -> None:
+def check_same_plan(
+    plan: StepPlan, group: Any = None, *, step: int | None = None, table: SampleTable | None = None
+) -> None:
     """Compare all ranks' plans of a step by their 64-bit digests: one all-gather of 8 bytes.
 
     Args:
         plan: this rank's plan.
         group: process group of all ranks that run the step; None: the default one.
         step: number of the step, for the message.
+        table: the step's samples. A plan numbers samples within its step, so steps of other samples of the
+            same lengths have equal plans; with the table they differ.
 
     Raises:
         RuntimeError: on every rank, naming the ranks whose plan differs from the most common one (from
@@ -30,7 +37,8 @@ def check_same_plan(plan: StepPlan, group: Any = None, *, step: int | None = Non
                 "init_process_group first, or plan for one rank."
             )
         return
-    digests = all_gather_int(_signed(plan.digest()), group)
+    digest = plan.digest() if table is None else plan.digest() ^ _digest_of(table)
+    digests = all_gather_int(_signed(digest), group)
     common = Counter(digests).most_common()
     usual = next(digest for digest in digests if common[0][1] == digests.count(digest))
     if len(common) == 1:
@@ -57,6 +65,14 @@ def device_of(group: Any = None) -> torch.device:
     if "nccl" in dist.get_backend(group):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def _digest_of(table: SampleTable) -> int:
+    """64 bits that follow from which samples the table holds, in order."""
+    hasher = hashlib.blake2b(digest_size=8)
+    for column in (table.source, table.row, table.start, table.num_tokens):
+        hasher.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+    return int.from_bytes(hasher.digest(), "little")
 
 
 def _signed(unsigned: int) -> int:

@@ -5,9 +5,10 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from balancer import runtime
+from balancer import CostModel, plan_step, runtime
 from balancer.plan import MicroBatches, StepPlan
 from balancer.topology import Topology
+from packing.table import SampleTable
 from tests.support.ranks import run_ranks
 
 
@@ -63,6 +64,23 @@ def where_am_i(rank):
         runtime.world(device_mesh=init_device_mesh("cpu", (2, 2)))
     assert dist.get_world_size() == 4
     return data_rank, staged_rank
+
+
+def plan_with_unequal_seeds(rank):
+    """Samples of one length: the plans are equal, the samples are not."""
+    order = np.random.default_rng(rank == 1).permutation(100)[:8]
+    table = SampleTable.from_lengths(np.full(100, 16)).take(order)
+    plan = plan_step(table, topology=Topology(ranks=2), max_tokens=64, cost=CostModel.generic())
+    runtime.check_same_plan(plan)
+    with pytest.raises(
+        RuntimeError, match=r"step 3: ranks \[1\] built another plan than rank 0\. Check that seed"
+    ):
+        runtime.check_same_plan(plan, step=3, table=table)
+    return True
+
+
+def test_unequal_seeds_are_told_also_where_lengths_are_equal():
+    assert run_ranks(plan_with_unequal_seeds, 2) == [True, True]
 
 
 @pytest.mark.parametrize("odd_rank", [0, 2])
