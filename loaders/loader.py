@@ -21,7 +21,15 @@ from loaders.arguments import (
     refuse_without_effect,
     sample_capacity,
 )
-from loaders.balanced import Balanced, OrderSampler, Planning, ReadingLoader, ShareQueue, StepSampler
+from loaders.balanced import (
+    Balanced,
+    InProcess,
+    OrderSampler,
+    Planning,
+    ReadingLoader,
+    ShareQueue,
+    StepSampler,
+)
 from loaders.catalog import OVERSIZE
 from loaders.encoders import encoders_too, filler_room, filler_sizes
 from loaders.groups import context_groups
@@ -218,7 +226,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         reading_arguments = {**torch_arguments, "collate_fn": None, "in_order": True}
 
-        def reading(queue: ShareQueue) -> torch.utils.data.DataLoader[Any]:
+        def reading(queue: ShareQueue) -> Iterable[Any]:
+            if num_workers == 0 and not pin_memory:
+                return InProcess(reader, queue)
             return ReadingLoader(reader, batch_size=None, sampler=queue, **reading_arguments)
 
         planning = Planning(
