@@ -40,7 +40,7 @@ class Exchange:
     source_rank: NDArray[np.int32]
     """[X] Rank that encodes it, or a share of it."""
     target_rank: NDArray[np.int32]
-    """[X] Rank that reads it, or a share of it."""
+    """[X] Rank that reads it."""
     size_bytes: Ints
     """[X] Bytes of the output."""
     time_s: float
@@ -63,8 +63,8 @@ def exchange_between(
 ) -> Exchange:
     """Who sends what to whom.
 
-    A group of several ranks holds equal shares of an output, and needs equal shares of it: each pair of ranks
-    exchanges what their shares overlap in. units: [S] of the step.
+    Every rank that shares a sample's tokens reads the whole output, as `balancer.exchange.ExchangeTable`
+    moves it. Where several ranks encode one sample, each holds, and sends, an equal share. units: [S] of the step.
     """
     samples, sources, targets, sizes = [], [], [], []
     from_batch, to_batch = _batch_of(encoder, units.size), _batch_of(language, units.size)
@@ -75,14 +75,13 @@ def exchange_between(
         first_sender = int(encoder.micro_batches.first_rank[a])
         first_reader = int(language.micro_batches.first_rank[b])
         for i in range(senders):
+            share = (i + 1) * size // senders - i * size // senders
             for j in range(readers):
-                low = max(i * size // senders, j * size // readers)
-                high = min((i + 1) * size // senders, (j + 1) * size // readers)
-                if high > low and first_sender + i != first_reader + j:
+                if share and first_sender + i != first_reader + j:
                     samples.append(int(s))
                     sources.append(first_sender + i)
                     targets.append(first_reader + j)
-                    sizes.append(high - low)
+                    sizes.append(share)
     columns = [np.array(column, dtype=np.int64) for column in (samples, sources, targets, sizes)]
     by_rank = np.lexsort((columns[0], columns[2], columns[1]))
     sample, source, target, size_bytes = (column[by_rank] for column in columns)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from balancer import StepPlan, check_plan
 from balancer.cost import CostModel
+from balancer.exchange import ExchangeTable
 from balancer.phases import Links, Phase, plan_phases
 from balancer.topology import Topology
 from packing.table import SampleTable
@@ -98,19 +99,38 @@ def test_a_separate_plan_carries_every_output_to_where_it_is_read(samples, sync,
         if units == 0:
             assert not here.any()
             continue
-        # Play the transfer: every rank of the source group holds its share of the bytes, then they move.
         (source, senders), (target, readers) = owner[s], reader[s]
-        has = {source + i: (i + 1) * size // senders - i * size // senders for i in range(senders)}
-        needs = {target + j: (j + 1) * size // readers - j * size // readers for j in range(readers)}
-        for a, b, sent in zip(
-            exchange.source_rank[here], exchange.target_rank[here], exchange.size_bytes[here], strict=True
-        ):
-            assert a != b
-            has[int(a)] -= int(sent)
-            needs[int(b)] -= int(sent)
-        assert all(left >= 0 for left in (*has.values(), *needs.values()))
-        # What did not travel stays where it was and is needed there.
-        assert {rank: left for rank, left in has.items() if left} == {r: n for r, n in needs.items() if n}
+        share = {source + i: (i + 1) * size // senders - i * size // senders for i in range(senders)}
+        for rank in range(target, target + readers):
+            mine = here & (exchange.target_rank == rank)
+            sent = dict(
+                zip(exchange.source_rank[mine].tolist(), exchange.size_bytes[mine].tolist(), strict=True)
+            )
+            # What the others hold arrives; what this rank holds itself does not travel.
+            assert sent == {r: held for r, held in share.items() if held and r != rank}
+        assert here.sum() == sum(
+            1 for r, held in share.items() for rank in range(target, target + readers) if held and r != rank
+        )
+
+
+def test_the_runtimes_exchange_table_moves_the_same_bytes():
+    rng = np.random.default_rng(0)
+    samples = table(rng.integers(50, 4000, 60), vision=rng.integers(0, 3000, 60))
+    result = plan(
+        samples,
+        mode="separate",
+        cp_degrees=(1, 2, 4),
+        phases={"vision": Phase(cost=VISION, bytes_per_unit=6)},
+    )
+    rows = samples.phases["vision"]
+    moves = ExchangeTable.from_plans(result.encoders["vision"], result.language, rows)
+    exchange = result.exchanges["vision"]
+    for source in range(4):
+        for target in range(4):
+            moved = moves.count[(moves.source == source) & (moves.target == target)].sum()
+            planned = exchange.size_bytes[(exchange.source_rank == source) & (exchange.target_rank == target)]
+            if source != target:
+                assert planned.sum() == 6 * moved
 
 
 def brute_force(samples, ranks, meet):
