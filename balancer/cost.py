@@ -1,7 +1,7 @@
 """What a micro-batch is predicted to take, from lengths alone."""
 
 from balancer.costs.attention import attended_pairs
-from balancer.costs.communication import Communication
+from balancer.costs.communication import Communication, LinkTime
 from balancer.costs.correction import OnlineCorrection
 from balancer.costs.gpus import GPUS, Gpu
 from balancer.costs.model import CostModel, CostRangeWarning, FitReport
@@ -14,6 +14,7 @@ __all__ = [
     "FitReport",
     "GPUS",
     "Gpu",
+    "LinkTime",
     "OnlineCorrection",
     "PRESETS",
     "attended_pairs",

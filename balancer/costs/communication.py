@@ -14,6 +14,16 @@ METHODS = ("ring", "all_gather", "ulysses")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LinkTime:
+    """What one exchange of a group was measured to take, see `balancer.runtime.links.measure_links`."""
+
+    latency_s: float
+    """Seconds of an exchange of no bytes."""
+    s_per_byte: float
+    """Seconds for each byte that a rank receives."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
     """Exchange inside a CP group, forward + backward, over all layers.
 
@@ -90,18 +100,18 @@ class Communication:
             measured = sorted(self.measured_s_per_token)
             degree = next((d for d in measured if d >= cp_degree), measured[-1])
             return degree * self.measured_s_per_token[degree] / cp_degree
-        share = (cp_degree - 1) / cp_degree
-        if self.method == "ulysses":
-            share /= cp_degree
         bandwidth = self.inter_node if self.spans_nodes(cp_degree) else self.intra_node
-        return self.bytes_per_token * share / bandwidth
+        return self.bytes_per_token * self._share(cp_degree) / bandwidth
 
     def latency(self, cp_degree: int) -> float:
         """Seconds of message latency in each micro-batch, which exchanges once for all of its samples."""
         if cp_degree == 1:
             return 0.0
-        hops = 1 if self.method == "ulysses" else cp_degree - 1
-        return self.rounds * hops * (self.inter_latency_s if self.spans_nodes(cp_degree) else self.latency_s)
+        return (
+            self.rounds
+            * self._hops(cp_degree)
+            * (self.inter_latency_s if self.spans_nodes(cp_degree) else self.latency_s)
+        )
 
     def slowed(self, factor: float) -> Communication:
         """The same exchange taking ``factor`` times as long."""
@@ -113,6 +123,29 @@ class Communication:
             inter_latency_s=self.inter_latency_s * factor,
             measured_s_per_token={degree: s * factor for degree, s in self.measured_s_per_token.items()},
         )
+
+    def measured(self, links: Mapping[int, LinkTime]) -> Communication:
+        """The same bytes over links as they were measured, by degree.
+
+        Rank-time is raised where a wider group was measured to spend less of it, which the planner's bound
+        does not allow.
+        """
+        wire_s, previous, latency_s = {}, 0.0, 0.0
+        for degree in sorted(links):
+            share = self._share(degree)
+            rank_s = max(degree * self.bytes_per_token * share * links[degree].s_per_byte, previous)
+            wire_s[degree], previous = rank_s / degree, rank_s
+            latency_s = max(latency_s, links[degree].latency_s / self._hops(degree))
+        return replace(self, measured_s_per_token=wire_s, latency_s=latency_s, inter_latency_s=latency_s)
+
+    def _share(self, cp_degree: int) -> float:
+        """Bytes that a rank receives for each byte of the whole sequence."""
+        share = (cp_degree - 1) / cp_degree
+        return share / cp_degree if self.method == "ulysses" else share
+
+    def _hops(self, cp_degree: int) -> int:
+        """Messages after each other in one exchange."""
+        return 1 if self.method == "ulysses" else cp_degree - 1
 
     def exposed_s(
         self, lengths: NDArray[np.int64], attention_s: NDArray[np.float64], cp_degree: int

@@ -64,7 +64,7 @@ def exchange_between(
     """Who sends what to whom.
 
     Every rank that shares a sample's tokens reads the whole output, as `balancer.exchange.ExchangeTable`
-    moves it. Where several ranks encode one sample, each holds, and sends, an equal share. units: [S] of the step.
+    moves it. Where several ranks encode one sample, each holds, and sends, an equal share. units: [S].
     """
     samples, sources, targets, sizes = [], [], [], []
     from_batch, to_batch = _batch_of(encoder, units.size), _batch_of(language, units.size)
