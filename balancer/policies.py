@@ -16,6 +16,7 @@ from balancer._kernels import place
 from balancer._kernels.differencing import largest_differencing
 from balancer._kernels.order import group_by
 from balancer.planning import nested, search, waves
+from balancer.planning.ladder import ladder_of
 from balancer.planning.layout import Layout, objective_ns, slots_of
 from balancer.planning.problem import Ints, Problem, padded
 
@@ -41,9 +42,7 @@ def balanced(problem: Problem) -> Layout:
     layout = candidates[0]
     if len(candidates) > 1:
         layout = min(candidates, key=lambda layout: objective_ns(problem, layout))
-    if len(problem) > search.MOST_SAMPLES:
-        return layout
-    return search.improve(problem, layout, problem.effort)
+    return search.improve(problem, layout, ladder_of(problem).lower_bound_ns)
 
 
 def padded_batches(problem: Problem) -> Layout:

@@ -109,7 +109,8 @@ def choose_degrees(
         if estimate < best_estimate:
             best_estimate = estimate
             best = index
-        if estimate <= bound * (1 + tolerance):
+        # Where the mean decides, narrower groups cannot be made and wider ones only add rank-time.
+        if estimate <= bound * (1 + tolerance) or (attempt == 0 and highest * power <= total):
             break
         attempt += 1
     return best, best_estimate

@@ -87,13 +87,13 @@ def _clashes(m, block, slot, count, batches, starts, degree, at_block, at_slot):
 @kernel
 def improve(
     time, need, fixed, starts, degree, level, room, pace, unit, by_slot, later, most, slots, effort, heat,
-    seed, batch_of, block, slot,
+    seed, enough, batch_of, block, slot,
 ):  # fmt: skip
     """Improve a plan in place within ``effort`` trials; returns (batch_of, block, slot, nanoseconds).
 
     time, need: [D, S] nanoseconds and padded tokens of each sample on each degree, need < 0 where it may not
     run; starts, degree, level, room: [N] of the blocks; batch_of: [S]; block, slot: [M] of the micro-batches.
-    ``slots`` bounds the slot numbers, ``most`` the micro-batches of a rank.
+    ``slots`` bounds the slot numbers, ``most`` the micro-batches of a rank. Stops early at ``enough``.
     """
     samples = batch_of.size
     batches = samples + 1
@@ -245,6 +245,8 @@ def improve(
                 best_of[:] = batch_of
                 best_block[:] = the_block
                 best_slot[:] = the_slot
+                if best_value <= enough:
+                    break
         else:
             for t in range(touched):
                 b = old_batch[t]

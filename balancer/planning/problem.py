@@ -54,8 +54,8 @@ class Problem:
     seed: int
     slots_multiple_of: int = 1
     """The number of slots is a multiple of this."""
-    effort: int = 0
-    """Trials of the local search."""
+    effort: int | None = None
+    """Trials of the local search; ``None``: as many as pay."""
     min_length: Mapping[int, int] = field(default_factory=dict)
     """Shortest sample that each degree may take; 1 where nothing is said."""
     _cache: dict[Any, Any] = field(default_factory=dict)
@@ -185,7 +185,7 @@ def make_problem(
     seed: int,
     min_length: Mapping[int, int] | None = None,
     slots_multiple_of: int = 1,
-    effort: int = 0,
+    effort: int | None = None,
     check_fits: bool = True,
 ) -> Problem:
     """Check every argument of `balancer.plan_step` and sort the samples, longest first."""
@@ -196,7 +196,7 @@ def make_problem(
         raise ValueError(
             f"micro_batches must be a whole number of at least 1 or None, got {micro_batches!r}."
         )
-    for name, count, least in (("slots_multiple_of", slots_multiple_of, 1), ("effort", effort, 0)):
+    for name, count, least in (("slots_multiple_of", slots_multiple_of, 1), ("effort", effort or 0, 0)):
         if int(count) != count or count < least:
             raise ValueError(f"{name} must be a whole number of at least {least}, got {count!r}.")
     if micro_batches is not None and micro_batches % slots_multiple_of:
@@ -220,7 +220,7 @@ def make_problem(
         micro_batches=None if micro_batches is None else int(micro_batches),
         seed=int(seed),
         slots_multiple_of=int(slots_multiple_of),
-        effort=int(effort),
+        effort=None if effort is None else int(effort),
         min_length=_check_min_length(min_length or {}, degrees),
     )
     if check_fits:

@@ -12,16 +12,29 @@ from balancer.planning.problem import Ints, Problem, padded
 MOST_SAMPLES = 96
 """Above it the constructions are close to the bound, and a trial costs time in proportion to the samples."""
 
-HEATS = (0.3, 0.1, 0.03, 0.0)
+TRIALS = 4_000
+"""Trials of a search: about 1 ms for 16 samples. Ten times as many shorten a step of one degree by 0.03 %."""
+
+MANY_TRIALS, FEW_SAMPLES = 40_000, 16
+"""Trials where few samples have several degrees to choose from: 8 ms, and on 200 instances of 5 to 9 samples
+nothing was more than 2.2 % above the optimum, where 4,000 trials leave 9 % in one of them."""
+
+HEATS = (0.5, 0.5, 0.2, 0.2, 0.05)
 """First thresholds of the runs, in parts of the step time."""
 
+ENOUGH = 0.001
+"""Gap at which the search stops: on 12 samples and 2 ranks it takes 1 ms instead of 9."""
 
-def improve(problem: Problem, layout: Layout, effort: int) -> Layout:
-    """``layout`` after ``effort`` trials of small changes, or itself where none helped.
+
+def improve(problem: Problem, layout: Layout, lower_bound_ns: int) -> Layout:
+    """``layout`` after trials of small changes, or itself where none helped.
 
     Under ``sync="step"`` only nested groups are searched, whose ranks never wait for each other.
     """
-    if effort <= 0 or len(problem) == 0:
+    effort = problem.effort
+    if effort is None:
+        effort = MANY_TRIALS if len(problem) <= FEW_SAMPLES and len(problem.cp_degrees) > 1 else TRIALS
+    if effort == 0 or len(problem) > MOST_SAMPLES:
         return layout
     blocks = make_blocks(problem)
     by_slot = problem.sync == "micro_batch"
@@ -51,11 +64,14 @@ def improve(problem: Problem, layout: Layout, effort: int) -> Layout:
     slots = problem.micro_batches if problem.micro_batches is not None else num_slots + 1
     best, best_ns = layout, objective_ns(problem, layout)
     pace = slowness(problem)
+    enough = lower_bound_ns * (1 + ENOUGH)
     for run, heat in enumerate(HEATS):
+        if best_ns <= enough:
+            break
         batch_of, block, slot, _ = kernels.improve(
             time, need, fixed, blocks.starts, blocks.degree, level, blocks.room, pace, SPEED_UNIT, by_slot,
             problem.topology.pipeline_stages - 1, most, slots, effort // len(HEATS), heat,
-            problem.seed + run, batch_of, block, slot,
+            problem.seed + run, enough, batch_of, block, slot,
         )  # fmt: skip
         found = _layout(blocks, batch_of, block, slot if by_slot else None)
         time_ns = objective_ns(problem, found)
