@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from loaders.sources.files import DataFile
 from loaders.sources.flat import check_columns
 
 OPEN_FILES = BoundedCache[pq.ParquetFile](32)
-"""Open parquet files of this process, over all sources."""
+"""Open files of this process, over all sources; a reader is not thread-safe, so each thread has its own."""
 
 Result = TypeVar("Result")
 
@@ -56,7 +57,7 @@ class ParquetSource(ChunkedSource):
 def open_parquet(file: DataFile) -> pq.ParquetFile:
     """The open file, from the process's cache. Raises ValueError when it is not whole."""
     make = lambda: told(file, "footer", lambda: pq.ParquetFile(file.path if file.is_local else file.open()))
-    return OPEN_FILES.get(file, make)
+    return OPEN_FILES.get((file, threading.get_ident()), make)
 
 
 def told(file: DataFile, part: str, action: Callable[[], Result]) -> Result:

@@ -6,6 +6,8 @@ import gzip
 import json
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -264,6 +266,13 @@ def test_u45_a_hundred_files_need_few_descriptors(tmp_path: Path) -> None:
     for source in sources:
         assert pieces(source, [3]) == [ROWS[3]]
     assert len(os.listdir("/proc/self/fd")) - before < 64
+
+
+def test_threads_may_share_a_source(source: Source) -> None:
+    asked = [RNG.integers(0, len(ROWS), 50).tolist() for _ in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        for rows, found in zip(asked, pool.map(partial(pieces, source), asked), strict=True):
+            assert found == [ROWS[row] for row in rows]
 
 
 def test_an_empty_file_maps_to_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from loaders.sources.parquet import ParquetSource
 from loaders.sources.scanning import cache_folder, on_threads
 
 ROWS = [[1] * (row % 7) for row in range(100)]
-MASKS = [[row % 2] * len(tokens) for row, tokens in enumerate(ROWS)]
 
 
 @pytest.fixture
@@ -28,7 +27,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(path: Path, rows: list[list[int]]) -> None:
-    content = {"input_ids": pa.array(rows, pa.list_(pa.int32())), "loss_mask": MASKS[: len(rows)]}
+    masks = [[number % 2] * len(row) for number, row in enumerate(rows)]
+    content = {"input_ids": pa.array(rows, pa.list_(pa.int32())), "loss_mask": masks}
     pq.write_table(pa.table(content), path, row_group_size=10)
 
 
