@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer._kernels.heap import pop, push, sift_down
+from balancer._kernels.heap import heapify, pop, push, sift_down
 from packing._jit import kernel
 
 
@@ -51,7 +51,7 @@ def fill(work, tokens, target, budget, first_bin, room, pace, dense_until, bits)
     for u in range(units):
         heap[u] = _key(target[u], budget[u], pace[u], dense, bits, u)
     in_heap = units
-    heap[:in_heap].sort()
+    heapify(heap, in_heap)
     for i in range(work.size):
         if dense and i >= dense_until:
             dense = False
@@ -62,7 +62,7 @@ def fill(work, tokens, target, budget, first_bin, room, pace, dense_until, bits)
             for k in range(in_heap):
                 u = heap[k] & mask
                 heap[k] = _key(target[u], budget[u], pace[u], dense, bits, u)
-            heap[:in_heap].sort()
+            heapify(heap, in_heap)
         need = tokens[i]
         while in_parked > 0 and most_room[parked[0] & mask] >= need:
             u = pop(parked, in_parked) & mask

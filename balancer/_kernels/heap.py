@@ -8,6 +8,35 @@ from __future__ import annotations
 from packing._jit import kernel
 
 
+@kernel
+def heapify(heap, size):
+    """Order the first ``size`` keys as a heap. Sorting them would do, but takes numba a second to compile."""
+    for parent in range((size + 2) >> 2, -1, -1):
+        _sift(heap, size, parent)
+
+
+@kernel
+def _sift(heap, size, start):
+    """Restore the order below ``start``."""
+    if start >= size:
+        return
+    key = heap[start]
+    parent = start
+    while True:
+        child = 4 * parent + 1
+        if child >= size:
+            break
+        best = child
+        for other in range(child + 1, min(child + 4, size)):
+            if heap[other] < heap[best]:
+                best = other
+        if heap[best] >= key:
+            break
+        heap[parent] = heap[best]
+        parent = best
+    heap[parent] = key
+
+
 @kernel(inline="always")
 def sift_down(heap, size):
     """Restore the order after the smallest key, ``heap[0]``, has grown."""

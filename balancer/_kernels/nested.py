@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from balancer._kernels.bound import degree_ranges
-from balancer._kernels.heap import sift_down
+from balancer._kernels.heap import heapify, sift_down
 from packing._jit import kernel
 
 
@@ -32,7 +32,7 @@ def place_wide(lo, tokens, time, degrees, fixed, starts, bounds, room, pace, uni
         for b in range(blocks):
             heap[b] = (load[starts[bounds[j] + b]] << bits) | b
             left[b] = 0
-        heap[:blocks].sort()
+        heapify(heap, blocks)
         pieces = 2 * degree if degree > 1 else 1
         for i in range(begin, end):
             need = (tokens[i] + pieces - 1) // pieces * pieces
@@ -58,7 +58,7 @@ def place_wide(lo, tokens, time, degrees, fixed, starts, bounds, room, pace, uni
             if at == 0:
                 sift_down(heap, blocks)
             else:
-                heap[:blocks].sort()
+                heapify(heap, blocks)
         for h in range(blocks):
             first = starts[bounds[j] + (heap[h] & mask)]
             for r in range(first, first + degree):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer._kernels.heap import sift_down
+from balancer._kernels.heap import heapify, sift_down
 from packing._jit import kernel
 
 
@@ -19,7 +19,7 @@ def least_loaded(work, load, rank_bits):
     heap = np.empty(ranks, np.int64)
     for r in range(ranks):
         heap[r] = (load[r] << rank_bits) | r
-    heap.sort()
+    heapify(heap, ranks)
     mask = (1 << rank_bits) - 1
     for i in range(work.size):
         rank_of[i] = heap[0] & mask

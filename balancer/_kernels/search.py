@@ -11,7 +11,7 @@ import numpy as np
 from packing._jit import kernel
 
 
-@kernel(inline="always")
+@kernel
 def _random(state, below):
     """Next number of a 64-bit linear congruence, ``0 <= number < below``. Updates ``state`` [1]."""
     state[0] = state[0] * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
