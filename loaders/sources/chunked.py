@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import itertools
@@ -284,7 +285,8 @@ class ChunkedSource(Source):
         num_null = 0
         rejects: list[Reject] = []
         chunks = range(self.layout.file.size)
-        for chunk_id, chunk in enumerate(on_threads(self.chunk, chunks, f"lengths of {self.name}")):
+        lean = self._without_carried()
+        for chunk_id, chunk in enumerate(on_threads(lean.chunk, chunks, f"lengths of {self.name}")):
             rows = slice(int(self.layout.first_row[chunk_id]), int(self.layout.first_row[chunk_id + 1]))
             lengths[rows] = chunk.tokens.lengths
             if chunk.labels is not None and loss_tokens is None:
@@ -295,6 +297,15 @@ class ChunkedSource(Source):
             bad_rows = sorted(chunk.rejects.items())
             rejects.extend(Reject(self.chunk_origin(chunk_id, row), reason) for row, reason in bad_rows)
         return Scan(lengths=lengths, loss_tokens=loss_tokens, num_null=num_null, rejects=tuple(rejects))
+
+    def _without_carried(self) -> ChunkedSource:
+        """The source without columns that lengths do not need: they may hold pictures."""
+        if not getattr(self.encoder, "carry", ()):
+            return self
+        lean = copy.copy(self)
+        lean.encoder = dataclasses.replace(self.encoder, carry=())  # type: ignore[type-var]  # a dataclass, see carry
+        lean._key = lean.key()
+        return lean
 
     def _scan_lengths(self) -> Scan:
         lengths, num_null = np.zeros(len(self), np.int64), 0

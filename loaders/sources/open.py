@@ -129,12 +129,17 @@ def open_files(
         from loaders.sources.arrow import ArrowSource
 
         return ArrowSource(files, **options)
+    if suffix == ".tar":
+        from loaders.sources.webdataset import WebDatasetSource
+
+        return WebDatasetSource(files, **options)
     if suffix in (".idx", ".bin"):
         from loaders.sources.megatron import MegatronSource
 
         return MegatronSource(files, **options)
     raise ValueError(
-        f"{name}: unknown format {suffix or '(none)'!r}; known: .parquet, .arrow, .jsonl (.gz, .zst), .idx"
+        f"{name}: unknown format {suffix or '(none)'!r}; "
+        "known: .parquet, .arrow, .jsonl (.gz, .zst), .tar, .idx"
     )
 
 
