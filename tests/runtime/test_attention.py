@@ -149,6 +149,15 @@ def test_no_sample_sees_another(case):
         assert not moved.any()
 
 
+def test_views_of_larger_tensors_give_what_their_copies_give():
+    batch = PlainBatch(seq_lengths=np.asarray([5, 11]))
+    whole = torch.randn(16, 3, 4, 8)
+    turned = torch.randn(4, 8, 16).permute(2, 0, 1)
+    for views in (whole.unbind(1), (turned, turned, turned)):
+        copies = [view.clone(memory_format=torch.contiguous_format) for view in views]
+        assert torch.equal(runtime.attention(*views, batch), runtime.attention(*copies, batch))
+
+
 def test_what_cannot_run_gets_a_sentence():
     batch = PlainBatch(seq_lengths=np.asarray([4, 4]))
     q = torch.randn(8, 4, 8)
@@ -158,6 +167,8 @@ def test_what_cannot_run_gets_a_sentence():
         runtime.attention(q[None], q[None], q[None], batch)
     with pytest.raises(ValueError, match="multiple of key heads"):
         runtime.attention(q, q[:, :3], q[:, :3], batch)
+    with pytest.raises(ValueError, match="of one type"):
+        runtime.attention(q, q, q.double(), batch)
     with pytest.raises(ValueError, match="window must be at least 1"):
         runtime.attention(q, q, q, batch, window=0)
     with pytest.raises(RuntimeError, match=r"groups\.attach"):

@@ -22,8 +22,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["torch", "torch.distributed.fsdp", "torch.distributed.device_mesh", "torch.nn.parallel"]
-"""Slow imports that every rank would otherwise repeat; nothing here may start a thread."""
+PRELOADED = [
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.device_mesh",
+    "torch.nn.parallel",
+    "numba",
+    "pytest",
+    "balancer.runtime",
+]
+"""Slow imports that every rank would otherwise repeat. None that starts threads (pyarrow): forks lose them."""
 
 
 @dataclass(frozen=True)

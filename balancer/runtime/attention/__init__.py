@@ -74,6 +74,8 @@ def _attend(
         name = method if method != "auto" else choose_method(q.shape[1], k.shape[1], batch.cp_degree)
         if name not in METHODS or name == "local":
             raise ValueError(f"method must be auto, all_gather, ring or ulysses, got {method!r}.")
+    # kernels read rows of D neighbouring numbers; a transposed view is copied, a slice of a larger row is not
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     size = q.shape[-1] ** -0.5 if scale is None else scale
     call = Call(lengths, pattern, size, _kernel_for(q), peers)
     out: Tensor = _apply(q, k, v, METHODS[name], call)
@@ -111,6 +113,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> None:
             "attention needs q [T, H, D] and k, v [T, H_kv, D] of one T and D, got "
             f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}. Squeeze the batch dimension out first."
         )
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must be of one type, got {q.dtype}, {k.dtype} and {v.dtype}.")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads must be a multiple of key heads, got {q.shape[1]} and {k.shape[1]}.")
     if q.shape[0] < lengths.local:
