@@ -31,7 +31,7 @@ PRELOADED = [
     "pytest",
     "balancer.runtime",
 ]
-"""Slow imports that every rank would otherwise repeat. None that starts threads (pyarrow): forks lose them."""
+"""Slow imports that every rank would otherwise repeat. None that starts threads, as pyarrow does."""
 
 
 @dataclass(frozen=True)
