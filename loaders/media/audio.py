@@ -145,8 +145,10 @@ def log_mel(sound: Floats, mels: int = 80) -> Floats:
     padded = np.pad(sound, FFT // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, FFT)[::HOP][:-1]
     window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FFT) / FFT)).astype(np.float32)
-    power = np.abs(np.fft.rfft(frames * window, axis=1)) ** 2  # [frames, bins]
-    spectrum = np.log10(np.maximum(mel_filters(mels) @ power.T, 1e-10))
+    waves = np.fft.rfft(frames * window, axis=1)
+    power = (waves.real**2 + waves.imag**2).astype(np.float32)  # [frames, bins]
+    bands = mel_filters(mels).astype(np.float32) @ power.T
+    spectrum = np.log10(np.maximum(bands, np.float32(1e-10)))
     spectrum = np.maximum(spectrum, spectrum.max() - 8)
     return np.ascontiguousarray((spectrum + 4) / 4, np.float32)
 

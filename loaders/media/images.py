@@ -22,6 +22,7 @@ from loaders.media.headers import (
 from loaders.media.rules import FixedImage, ImageRule, PatchGrid, Tiles
 
 Floats = NDArray[np.float32]
+Pixels = NDArray[np.uint8]
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 """Means of red, green and blue that CLIP's training pictures had, of 1; most vision encoders are fed with
@@ -40,9 +41,17 @@ class Look:
 
     def scaled(self, image: Any) -> Floats:
         """[3, height, width] of an RGB image or array [height, width, 3]."""
-        scale = np.array([1 / (255 * one) for one in self.std], np.float32)
-        shift = np.array([-m / s for m, s in zip(self.mean, self.std, strict=True)], np.float32)
-        return np.ascontiguousarray((np.asarray(image) * scale + shift).transpose(2, 0, 1))
+        return np.ascontiguousarray((np.asarray(image) * self.scale + self.shift).transpose(2, 0, 1))
+
+    @property
+    def scale(self) -> Floats:
+        """[3] factor of each channel's pixel values."""
+        return np.array([1 / (255 * one) for one in self.std], np.float32)
+
+    @property
+    def shift(self) -> Floats:
+        """[3] what is added then."""
+        return np.array([-m / s for m, s in zip(self.mean, self.std, strict=True)], np.float32)
 
 
 TEMPORAL = 2
@@ -90,9 +99,8 @@ def image_features(image: Any, rule: ImageRule, grid: Sequence[int], look: Look)
     """
     if isinstance(rule, PatchGrid):
         _, rows, columns = (int(part) for part in grid)
-        sized = look.scaled(resized(image, columns * rule.patch, rows * rule.patch))
-        frames = np.broadcast_to(sized, (TEMPORAL, *sized.shape))
-        patches = cut_patches(frames, rule.patch, rule.merge)
+        pixels: Pixels = np.asarray(resized(image, columns * rule.patch, rows * rule.patch))
+        patches = cut_patches(pixels[None], rule.patch, rule.merge, look, depth=TEMPORAL)
         return {"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]], np.int64)}
     if isinstance(rule, FixedImage):
         return {"pixel_values": look.scaled(resized(image, rule.size, rule.size))[None]}
@@ -142,19 +150,24 @@ def resized(image: Any, width: int, height: int) -> Any:
     return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def cut_patches(frames: Floats, patch: int, merge: int) -> Floats:
-    """[patches, channels x time x patch x patch] of the frames of one temporal patch.
+def cut_patches(frames: Pixels, patch: int, merge: int, look: Look, *, depth: int) -> Floats:
+    """[patches, channels x depth x patch x patch] of the frames of one temporal patch, scaled.
 
-    frames: [time, channels, height, width]. Patches that merge into one token follow each other;
-    `loaders.media.reference.patches_of` is the slow twin.
+    frames: [time, height, width, 3], time being ``depth``, or 1 to be repeated. Patches that merge into one
+    token follow each other; `loaders.media.reference.patches_of` is the slow twin. Bytes are put in order
+    before they become numbers of four bytes, which is three times as fast as the other way round.
     """
-    time, channels, height, width = frames.shape
+    time, height, width, channels = frames.shape
     rows, columns = height // (patch * merge), width // (patch * merge)
-    # [time, channel, row, merge y, y, column, merge x, x] -> [row, column, merge y, merge x, channel,
-    #  time, y, x]
-    blocks = frames.reshape(time, channels, rows, merge, patch, columns, merge, patch)
-    ordered = blocks.transpose(2, 5, 3, 6, 1, 0, 4, 7)
-    return np.ascontiguousarray(ordered, np.float32).reshape(rows * columns * merge * merge, -1)
+    # [time, row, merge y, y, column, merge x, x, channel]
+    # -> [row, column, merge y, merge x, channel, time, y, x]
+    blocks = frames.reshape(time, rows, merge, patch, columns, merge, patch, channels)
+    ordered = np.ascontiguousarray(blocks.transpose(1, 4, 2, 5, 7, 0, 3, 6))
+    ordered = ordered.reshape(rows * columns * merge * merge, channels, time, patch * patch)
+    out = np.empty((ordered.shape[0], channels, depth, patch * patch), np.float32)
+    np.multiply(ordered, look.scale[:, None, None], out=out)
+    out += look.shift[:, None, None]
+    return out.reshape(ordered.shape[0], -1)
 
 
 def _tiles(image: Any, rule: Tiles, grid: Sequence[int], look: Look) -> dict[str, NDArray[Any]]:

@@ -54,11 +54,12 @@ def video_features(
         ``pixel_values_videos`` float32[patches, channels x time x patch x patch], ``video_grid_thw``
         int64[1, 3] and ``second_per_grid_ts`` float32[1].
     """
-    scaled = np.stack([look.scaled(frame) for frame in frames])  # [time, 3, height, width]
-    times, (height, width) = len(frames) // rule.temporal, scaled.shape[2:]
-    parts = scaled.reshape(times, rule.temporal, *scaled.shape[1:])
+    stacked = np.stack(frames)  # [time, height, width, 3]
+    times, (height, width) = len(frames) // rule.temporal, stacked.shape[1:3]
+    parts = stacked.reshape(times, rule.temporal, height, width, 3)
+    patches = [cut_patches(part, rule.patch, rule.merge, look, depth=rule.temporal) for part in parts]
     return {
-        "pixel_values_videos": np.concatenate([cut_patches(part, rule.patch, rule.merge) for part in parts]),
+        "pixel_values_videos": np.concatenate(patches),
         "video_grid_thw": np.array([[times, height // rule.patch, width // rule.patch]], np.int64),
         "second_per_grid_ts": np.array([step_s], np.float32),
     }

@@ -27,9 +27,13 @@ def grid_of(rule, *header):
     patch=st.sampled_from([2, 3]),
 )
 def test_patches_equal_their_slow_twin(rows, columns, merge, patch):
-    shape = (2, 3, rows * merge * patch, columns * merge * patch)
-    frames = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    assert np.array_equal(cut_patches(frames, patch, merge), reference.patches_of(frames, patch, merge))
+    shape = (2, rows * merge * patch, columns * merge * patch, 3)
+    frames = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    ours = cut_patches(frames, patch, merge, PLAIN, depth=2)
+    upright = frames.transpose(0, 3, 1, 2).astype(np.float32)
+    assert np.allclose(ours, reference.patches_of(upright, patch, merge), atol=1e-4)
+    once = cut_patches(frames[:1], patch, merge, PLAIN, depth=2)
+    assert np.array_equal(once, cut_patches(frames[[0, 0]], patch, merge, PLAIN, depth=2))
 
 
 def test_a_picture_of_the_right_size_keeps_its_pixels():
