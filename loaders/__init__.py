@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from loaders.loader import DataLoader
     from loaders.mixture import Mixture
     from loaders.sources import open_source
+    from loaders.sources.multimodal import MultimodalSource
 
-__all__ = ["Batch", "DataLoader", "Mixture", "open_source"]
+__all__ = ["Batch", "DataLoader", "Mixture", "MultimodalSource", "open_source"]
 
 _HOMES = {
     "Batch": "loaders.batch",
     "DataLoader": "loaders.loader",
     "Mixture": "loaders.mixture",
+    "MultimodalSource": "loaders.sources.multimodal",
     "open_source": "loaders.sources",
 }
 

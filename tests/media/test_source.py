@@ -502,6 +502,26 @@ def test_media_in_a_parquet_file_as_datasets_stores_them(tmp_path):
         assert [None if grid is None else len(grid) for grid in got.columns["image_grid_thw"]] == [2, 1, None]
 
 
+def test_media_in_a_webdataset_tar(tmp_path):
+    import io
+    import tarfile
+
+    path = tmp_path / "album.tar"
+    with tarfile.open(path, "w") as tar:
+        for row, (ids, data) in enumerate([([50, IMAGE], picture(60, 40)), ([IMAGE, 51], picture(90, 90))]):
+            tokens = io.BytesIO()
+            np.save(tokens, np.array(ids))
+            for name, content in (("input_ids.npy", tokens.getvalue()), ("png", data)):
+                member = tarfile.TarInfo(f"{row:03}.{name}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    kind = MediaKind(column="png", token=IMAGE, rule=SMALL)
+    source = MultimodalSource(open_source(str(path), carry=["png"]), MediaRules(image=kind))
+    got = read(source, 1, 0)
+    assert np.diff(got.offsets).tolist() == source.lengths()[[1, 0]].tolist()
+    assert [grid.tolist() for grid in got.columns["image_grid_thw"]] == [[[1, 6, 6]], [[1, 2, 4]]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
