@@ -1,7 +1,7 @@
 """Packing: speed against other packers, a hundred million lengths, streams, costs, the gap to the optimum.
 
 Sections: ``peers``, ``hundred_million``, ``stream``, ``balanced``, ``optimal``, ``epochs``; all of them
-without a choice. Each writes ``results/packing_SECTION.csv``; ``peers`` also draws ``results/packing_peers.png``.
+without a choice. Each writes ``results/packing_SECTION.csv``; ``peers`` also draws a figure.
 Peers are optional: ``pip install evenload[bench]``; one that is missing is left out and said.
 """
 

@@ -39,7 +39,7 @@ def count_lengths(lengths: Lengths, capacity: int) -> Histogram:
     O(I + capacity) in one pass with a table over all lengths; where items are few beside the capacity, O(I)
     with a map of the lengths that occur, which for 10,000 items is faster from a capacity of 20,000 on.
     """
-    if 2 * lengths.size < capacity:
+    if 2 * lengths.size < capacity and lengths.size <= MOST_ROWS:
         return _few_items(lengths, capacity)
     from packing import _kernels
 
