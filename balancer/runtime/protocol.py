@@ -19,7 +19,7 @@ class RunnableBatch(Protocol):
     cp_rank: int
     """This rank's place among them."""
     cp_group: Any
-    """Their process group; ``None`` where ``cp_degree == 1``."""
+    """Their process group, or a `peers.RingGroup` inside a larger one; ``None`` where ``cp_degree == 1``."""
     seq_lengths: Any
     """int32[n] True tokens of each sample of the whole micro-batch, before sharding and padding."""
     num_loss_tokens: int

@@ -27,6 +27,6 @@ def plain():
     return found
 
 
-@pytest.mark.parametrize("stack", STACKS)
-def test_a_stack_trains_as_one_process_does(stack, plain):
-    assert losses(stack, 2) == pytest.approx(plain, rel=1e-5)
+@pytest.mark.parametrize(("stack", "ranks"), [*((stack, 2) for stack in STACKS), ("ddp", 4), ("fsdp2", 3)])
+def test_a_stack_trains_as_one_process_does(stack, ranks, plain):
+    assert losses(stack, ranks) == pytest.approx(plain, rel=1e-5)
