@@ -17,14 +17,6 @@ MOST_RESIDUALS = 1 << 18
 
 
 @kernel
-def longer(column):
-    """A copy of a column with twice the room."""
-    bigger = np.empty(column.shape[0] * 2, column.dtype)
-    bigger[: column.shape[0]] = column
-    return bigger
-
-
-@kernel
 def best_fit(values, counts, capacity, max_samples):
     """Runs of an exact best-fit decreasing packing.
 
@@ -67,7 +59,7 @@ def fill_runs(
     values, counts, capacity, max_samples, bits0, bits1, bits2, keys, top,
     value, first, packs, per_pack, before, below, used,
 ):  # fmt: skip
-    """The work of ``best_fit`` in tables of fixed size. Returns the number of runs, -1 where they do not fit.
+    """The work of ``best_fit`` in tables of fixed size. Returns the number of runs, -1 if they do not fit.
 
     below: next run on the same residual's stack; used: packs of a run that later runs have taken over.
     No array is replaced in the loop and the set of residuals (``bitmap.py``) is written out: numba counts

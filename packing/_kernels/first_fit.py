@@ -3,9 +3,9 @@
 import numpy as np
 
 from packing._jit import kernel
-from packing._kernels.best_fit import FRACTION, MAX_PER_PACK, longer
+from packing._kernels.best_fit import FRACTION, MAX_PER_PACK
 
-BLOCK = 256  # segments of a block; a walk looks at one number of each block it has no business in
+BLOCK = 64  # segments of a block; a walk looks at one number of each block it has no business in
 
 
 @kernel
@@ -15,20 +15,41 @@ def first_fit(values, counts, capacity, max_samples):
     Open packs form segments of neighbours in equal state, in order of their first pack, kept in blocks
     with the largest residual of each. Equal samples meet them from left to right in one walk.
     """
-    room = max(1024, min(4 * values.shape[0], 1 << 18))
-    value = np.empty(room, np.int32)
-    first = np.empty(room, np.int64)
-    packs = np.empty(room, np.int64)
-    per_pack = np.empty(room, np.int32)
-    before = np.empty(room, np.int32)
-    k = 0
-    # Segment columns: first pack, packs, residual, samples inside. The last block takes new packs.
-    segments = np.empty((8, BLOCK, 4), np.int64)
-    size = np.zeros(8, np.int64)
-    biggest = np.zeros(8, np.int64)
-    order = np.zeros(8, np.int64)
+    room = 4 * values.shape[0] + 1024
+    while True:
+        most_blocks = room // (BLOCK // 4) + 8
+        segments = np.empty((most_blocks, BLOCK, 4), np.int64)
+        size = np.zeros(most_blocks, np.int64)
+        biggest = np.zeros(most_blocks, np.int64)
+        order = np.zeros(most_blocks, np.int64)
+        value = np.empty(room, np.int32)
+        first = np.empty(room, np.int64)
+        packs = np.empty(room, np.int64)
+        per_pack = np.empty(room, np.int32)
+        before = np.empty(room, np.int32)
+        k, num_packs = walk(
+            values, counts, capacity, max_samples, segments, size, biggest, order,
+            value, first, packs, per_pack, before,
+        )  # fmt: skip
+        if k >= 0:
+            break
+        room *= 4
+    return value[:k], first[:k], packs[:k], per_pack[:k], before[:k], num_packs
+
+
+@kernel
+def walk(
+    values, counts, capacity, max_samples, segments, size, biggest, order,
+    value, first, packs, per_pack, before,
+):  # fmt: skip
+    """The work of ``first_fit`` in tables of fixed size. Returns the number of runs, -1 if they do not fit.
+
+    Segment columns: first pack, packs, residual, samples inside. ``order`` lists blocks from left to right;
+    the last one takes new packs.
+    """
     blocks = 1
     num_packs = np.int64(0)
+    k = 0
     shortest = values[-1] if values.shape[0] else 0
     for v in range(values.shape[0]):
         length = np.int64(values[v])
@@ -41,50 +62,70 @@ def first_fit(values, counts, capacity, max_samples):
             if opened:
                 at = blocks - 1
             block = order[at]
-            j = size[block] if opened else 0
+            j = size[block] if opened else np.int64(0)
             while waiting > 0 and (opened or j < size[block]):
                 if not opened and segments[block, j, 2] < length:
                     j += 1
                     continue
+                if k == value.shape[0] or blocks == order.shape[0]:
+                    return -1, num_packs
                 if size[block] == BLOCK:
-                    segments, size, biggest, order, blocks = split_block(
-                        segments, size, biggest, order, blocks, at
-                    )
-                    if j >= size[block]:
-                        j -= size[block]
+                    # Move the upper half of the block into a new one behind it.
+                    for i in range(blocks, at + 1, -1):
+                        order[i] = order[i - 1]
+                    order[at + 1] = blocks
+                    half = BLOCK // 2
+                    size[blocks] = BLOCK - half
+                    size[block] = half
+                    most = np.int64(0)
+                    for i in range(BLOCK - half):
+                        for column in range(4):
+                            segments[blocks, i, column] = segments[block, half + i, column]
+                        most = max(most, segments[blocks, i, 2])
+                    biggest[blocks] = most
+                    most = np.int64(0)
+                    for i in range(half):
+                        most = max(most, segments[block, i, 2])
+                    biggest[block] = most
+                    blocks += 1
+                    if j >= half:
+                        j -= half
                         at += 1
                         block = order[at]
-                if k == value.shape[0]:
-                    value = longer(value)
-                    first = longer(first)
-                    packs = longer(packs)
-                    per_pack = longer(per_pack)
-                    before = longer(before)
                 residual = np.int64(capacity) if opened else segments[block, j, 2]
                 inside = np.int64(0) if opened else segments[block, j, 3]
                 m = min(residual // length, waiting, max_samples - inside, MAX_PER_PACK)
                 q = min(waiting // m, max(1, (FRACTION - 1) // (m * m)))
+                if not opened:
+                    q = min(q, segments[block, j, 1])
+                start = num_packs if opened else segments[block, j, 0]
+                if opened or q < segments[block, j, 1]:
+                    # A segment of its own, before what is left of the old one.
+                    if not opened:
+                        segments[block, j, 0] += q
+                        segments[block, j, 1] -= q
+                    for i in range(size[block], j, -1):
+                        for column in range(4):
+                            segments[block, i, column] = segments[block, i - 1, column]
+                    size[block] += 1
+                    segments[block, j, 0] = start
+                    segments[block, j, 1] = q
                 if opened:
-                    insert_segment(segments, size, block, j, num_packs, q, capacity, 0)
                     num_packs += q
-                q = min(q, segments[block, j, 1])
                 value[k] = v
-                first[k] = segments[block, j, 0]
+                first[k] = start
                 packs[k] = q
                 per_pack[k] = m
                 before[k] = inside
                 k += 1
                 waiting -= q * m
-                if q < segments[block, j, 1]:
-                    insert_segment(segments, size, block, j, segments[block, j, 0], q, residual, inside)
-                    segments[block, j + 1, 0] += q
-                    segments[block, j + 1, 1] -= q
-                segments[block, j, 2] -= m * length
-                segments[block, j, 3] += m
-                if segments[block, j, 2] < shortest or segments[block, j, 3] == max_samples:
+                segments[block, j, 2] = residual - m * length
+                segments[block, j, 3] = inside + m
+                if segments[block, j, 2] < shortest or inside + m == max_samples:
                     size[block] -= 1
                     for i in range(j, size[block]):
-                        segments[block, i] = segments[block, i + 1]
+                        for column in range(4):
+                            segments[block, i, column] = segments[block, i + 1, column]
                 opened = False  # a pack of which m was cut short takes the next samples too
             most = np.int64(0)
             for i in range(size[block]):
@@ -92,39 +133,4 @@ def first_fit(values, counts, capacity, max_samples):
             biggest[block] = most
             if most < length:
                 at += 1
-    return value[:k], first[:k], packs[:k], per_pack[:k], before[:k], num_packs
-
-
-@kernel
-def insert_segment(segments, size, block, j, first, packs, residual, inside):
-    """Put a segment before segment j of a block that has room."""
-    for i in range(size[block], j, -1):
-        segments[block, i] = segments[block, i - 1]
-    size[block] += 1
-    segments[block, j, 0] = first
-    segments[block, j, 1] = packs
-    segments[block, j, 2] = residual
-    segments[block, j, 3] = inside
-
-
-@kernel
-def split_block(segments, size, biggest, order, blocks, at):
-    """Move the upper half of the block at place ``at`` into a new block behind it."""
-    if blocks == size.shape[0]:
-        more = np.empty((2 * blocks, BLOCK, 4), np.int64)
-        more[:blocks] = segments
-        segments = more
-        size = np.append(size, np.zeros_like(size))
-        biggest = np.append(biggest, np.zeros_like(biggest))
-        order = np.append(order, np.zeros_like(order))
-    block = order[at]
-    for i in range(blocks, at + 1, -1):
-        order[i] = order[i - 1]
-    order[at + 1] = blocks
-    half = size[block] // 2
-    size[blocks] = size[block] - half
-    segments[blocks, : size[blocks]] = segments[block, half : size[block]]
-    size[block] = half
-    for part in (block, blocks):
-        biggest[part] = segments[part, : size[part], 2].max()
-    return segments, size, biggest, order, blocks + 1
+    return k, num_packs
