@@ -151,7 +151,9 @@ def _numpy(lengths: Any) -> np.ndarray[Any, np.dtype[np.integer[Any]]]:
 def _kernel_for(q: Tensor) -> Kernel:
     if q.device.type == "cpu":
         return CPU_FLASH
-    if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16):
+    # the bare flash kernels take head sizes that divide by 8, up to 256
+    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16) and fits:
         return FLASH_ATTN if _has_flash_attn() else TORCH_FLASH
     return PLAIN
 

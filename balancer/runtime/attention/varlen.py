@@ -209,7 +209,7 @@ def _spread(x: Tensor, heads: int) -> Tensor:
 def flash_attn_forward(
     q: Tensor, k: Tensor, v: Tensor, call: Call, scale: float
 ) -> tuple[Tensor, Tensor, Any]:
-    """The flash-attn package, version 2.6 or newer."""
+    """The flash-attn package, version 2.7 or newer, which takes the window as two numbers."""
     from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
 
     out, lse, _, state = _flash_attn_varlen_forward(
