@@ -25,7 +25,7 @@ def rank_work(guess, power, ranks, fixed, later_stages, least_batches, most_batc
         return power * guess * most_batches / (most_batches + later_stages) - fixed * least_batches * ranks
     batches = most_batches
     if fixed > 0:
-        batches = np.sqrt(guess * later_stages / fixed) - later_stages
+        batches = np.sqrt(power / ranks * guess * later_stages / fixed) - later_stages
     batches = max(min(batches, most_batches), least_batches)
     return power * guess * batches / (batches + later_stages) - fixed * batches * ranks
 

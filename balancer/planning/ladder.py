@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from balancer._kernels import bound
+from balancer.planning.layout import exact_sum
 from balancer.planning.problem import Ints, Problem
 
 Floats = NDArray[np.float64]
@@ -109,7 +110,7 @@ def supply_of(problem: Problem) -> Supply:
             slots = max(slots, problem.micro_batches)
             most = float(slots)
         return Supply(
-            power=float(speed.sum()), equal=equal, ranks=float(ranks), least_batches=float(slots),
+            power=exact_sum(speed), equal=equal, ranks=float(ranks), least_batches=float(slots),
             most_batches=most, fixed_ns=fixed, spent_ns=(slots - 1) * fixed / float(speed.max()),
         )  # fmt: skip
     # With equal speeds the mean number counts, otherwise that of any one rank.
@@ -117,7 +118,7 @@ def supply_of(problem: Problem) -> Supply:
     if problem.micro_batches is not None:
         most = min(most, float(problem.micro_batches))
     return Supply(
-        power=float(speed.sum()), equal=equal, ranks=float(ranks), least_batches=least / ranks,
+        power=exact_sum(speed), equal=equal, ranks=float(ranks), least_batches=least / ranks,
         most_batches=max(most, least / ranks), fixed_ns=fixed, spent_ns=0.0,
     )  # fmt: skip
 

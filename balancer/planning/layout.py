@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,6 +134,11 @@ def objective_ns(problem: Problem, layout: Layout) -> int:
     """Nanoseconds of the step under this layout."""
     slot, num_slots = slots_of(problem, layout)
     return step_times_ns(problem, layout, batch_columns(problem, layout)[0], slot, num_slots)[1]
+
+
+def exact_sum(values: NDArray[np.float64]) -> float:
+    """Sum of floats, rounded once: numpy's order of adding, and so the last bit, may follow the processor."""
+    return math.fsum(values.tolist())
 
 
 def seconds(nanoseconds: Ints) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from balancer._kernels.ride import ride
 from balancer._kernels.sums import rank_sums
 from balancer.planning.blocks import Blocks, make_blocks
 from balancer.planning.ladder import Ladder, ladder_of
-from balancer.planning.layout import SPEED_UNIT, Layout, slowness
+from balancer.planning.layout import SPEED_UNIT, Layout, exact_sum, objective_ns, slowness
 from balancer.planning.problem import Ints, Problem, padded
 
 Floats = NDArray[np.float64]
@@ -33,6 +33,9 @@ TOLERANCE = 0.002
 
 DENSE = 0.9
 """Share of the work that is dealt by density before the rest is dealt by time."""
+
+CHAINS = 4
+"""Chains of degrees that are planned to the end."""
 
 RIDERS = 0.7
 """Largest share of the short samples that may ride in wide micro-batches."""
@@ -75,7 +78,7 @@ def place_wide(problem: Problem, ladder: Ladder, blocks: Blocks) -> Wide:
         guesses, TOLERANCE, ladder.lower_bound_ns, 0.0, ladder.speed, ladder.memory, ladder.base_ns,
         ladder.base_sums, problem.first_too_short(), problem.num_tokens, ladder.time_ns, ladder.degrees,
         ladder.fixed_ns, blocks.starts, blocks.bounds, blocks.room, blocks.pace, SPEED_UNIT,
-        max(1, (ranks - 1).bit_length()), speed, float(speed.sum()), fixed_per_token, load, node, lo,
+        max(1, (ranks - 1).bit_length()), speed, exact_sum(speed), fixed_per_token, load, node, lo,
     )  # fmt: skip
     return Wide(count=int(lo[0]), node=node[: int(lo[0])], load=load, estimate=float(estimate))
 
@@ -83,19 +86,21 @@ def place_wide(problem: Problem, ladder: Ladder, blocks: Blocks) -> Wide:
 def divide(problem: Problem) -> Layout:
     """The best nested plan over the chains of degrees that divide each other."""
     chains = divisor_chains(problem.cp_degrees)
-    best: tuple[float, Layout] | None = None
+    starts = []
     for chain in chains:
         part = problem if chain == problem.cp_degrees else replace(problem, cp_degrees=chain, _cache={})
-        if part.first_that_fits(chain[-1]) > 0:
-            continue
-        ladder = ladder_of(part)
-        blocks = make_blocks(part)
-        wide = place_wide(part, ladder, blocks)
-        layout = finish(part, ladder, blocks, wide)
-        if best is None or wide.estimate < best[0]:
-            best = (wide.estimate, layout)
-    assert best is not None, "problem.check_fits let a sample pass that no chain of degrees can hold"
-    return best[1]
+        if part.homeless().size == 0 if part.min_length else part.first_that_fits(chain[-1]) == 0:
+            ladder, blocks = ladder_of(part), make_blocks(part)
+            starts.append((part, ladder, blocks, place_wide(part, ladder, blocks)))
+    if not starts:
+        raise ValueError(
+            "no chain of degrees that divide each other holds every sample: cp_degrees "
+            f"{problem.cp_degrees}, min_length {dict(problem.min_length)}. Allow degree 1 or other degrees."
+        )
+    # Estimates say how long a step would be if the rest could be spread evenly; the best few are finished.
+    starts.sort(key=lambda start: start[3].estimate)
+    layouts = [finish(*start) for start in starts[:CHAINS]]
+    return layouts[0] if len(layouts) == 1 else min(layouts, key=lambda x: objective_ns(problem, x))
 
 
 def divisor_chains(degrees: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -238,8 +243,8 @@ def _fair_end(problem: Problem, ladder: Ladder, load: Ints, rest: Ints) -> float
     """When all ranks would end, were the rest spread evenly in full micro-batches."""
     speed = SPEED_UNIT / slowness(problem)
     fixed = ladder.fixed_ns[0] * float(problem.num_tokens[rest].sum()) / float(problem.max_tokens.max())
-    total = float((load * speed).sum()) + float(ladder.base_ns[rest].sum()) * float(ladder.degrees[0]) + fixed
-    return float(total / speed.sum())
+    rest_ns = float(ladder.base_ns[rest].sum()) * float(ladder.degrees[0])
+    return float(exact_sum(load * speed) + rest_ns + fixed) / exact_sum(speed)
 
 
 def _spread(work: Ints, load: Ints, pace: Ints, bound: int) -> Ints:
@@ -290,9 +295,9 @@ def share_counts(
     speed = SPEED_UNIT / pace
     batches = max(1, int(np.ceil(tokens * (1 + spare) / room.max())))
     mean = work / batches + fixed
-    end = (float((load * speed).sum()) + work + fixed * batches) / float(speed.sum())
+    end = (exact_sum(load * speed) + work + fixed * batches) / exact_sum(speed)
     share = np.maximum((end - load) * speed / mean, 0.0)
-    share *= batches / max(float(share.sum()), 1e-9)
+    share *= batches / max(exact_sum(share), 1e-9)
     counts: Ints = np.floor(share).astype(np.int64)
     missing = batches - int(counts.sum())
     if missing > 0:
@@ -306,7 +311,7 @@ def fill_once(
     """Fill the micro-batches that each unit was given; what fits nowhere opens more."""
     units = load.size
     speed = SPEED_UNIT / pace
-    end = (float((load * speed).sum()) + int(work.sum()) + fixed * int(counts.sum())) / float(speed.sum())
+    end = (exact_sum(load * speed) + int(work.sum()) + fixed * int(counts.sum())) / exact_sum(speed)
     target = ((end - load) * speed).astype(np.int64) - fixed * counts
     first_bin = np.concatenate([[0], np.cumsum(counts)])
     sums = np.cumsum(work)

@@ -77,6 +77,13 @@ def test_partition_holds_every_item_once_and_is_near_the_mean(costs, parts, equa
         assert worst <= least * (4 / 3) + 1e-3
 
 
+def test_trainable_tokens_can_be_dealt_evenly_at_equal_pack_counts():
+    trainable = [200, 200, 7900, 7900, 4000, 4000, 1000, 7000]
+    parts = partition(trainable, 4, equal_size=True)
+    sums = [sum(trainable[i] for i in part) for part in parts]
+    assert max(sums) / (sum(sums) / 4) < 1.01
+
+
 def test_partition_pairs_the_giant_with_the_smallest():
     parts = partition([100, 1, 2, 3, 50, 52], 2, equal_size=True)
     assert sorted(sorted(part.tolist()) for part in parts) == [[0, 1, 3], [2, 4, 5]]
