@@ -70,3 +70,42 @@ def test_two_plans_of_one_step_say_what_moves():
 def test_items_lie_on_their_ranks_in_order():
     table = ExchangeTable.between([1, 0, 1], [0, 0, 1], [3, 2, 4])
     assert table.start.tolist() == [0, 0, 3]
+
+
+ROWS = [3, 1, 0, 4, 2, 5]
+MADE_ON = [0, 0, 0, 2, 2, 0]  # ranks 1 and 3 encode nothing
+READ_ON = [1, 3, 1, 1, 3, 3]  # ranks 0 and 2 read nothing
+
+
+class EncoderAndReader(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.reader = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+        self.double()
+
+    def forward(self, patches, table=None):
+        rows = torch.tanh(self.encoder(patches))
+        received = rows if table is None else runtime.exchange(rows, table)
+        return self.reader(received).square().sum(), received
+
+
+def patches_of(items):
+    parts = [torch.randn(ROWS[i], 4, generator=torch.Generator().manual_seed(i)).double() for i in items]
+    return torch.cat([torch.zeros(0, 4, dtype=torch.float64), *parts])
+
+
+def encode_and_read(rank):
+    model = torch.nn.parallel.DistributedDataParallel(EncoderAndReader())
+    table = ExchangeTable.between(MADE_ON, READ_ON, ROWS)
+    loss, received = model(patches_of([i for i in range(6) if MADE_ON[i] == rank]), table)
+    (runtime.keep_in_graph(loss, received) * RANKS).backward()  # DDP averages
+    return [p.grad for p in model.parameters()]
+
+
+def test_a_model_of_two_phases_has_the_gradient_of_one_process():
+    alone = EncoderAndReader()
+    alone(patches_of(range(6)))[0].backward()
+    for gradients in run_ranks(encode_and_read, RANKS):
+        for got, parameter in zip(gradients, alone.parameters(), strict=True):
+            torch.testing.assert_close(got, parameter.grad, rtol=1e-9, atol=1e-9)
