@@ -123,7 +123,7 @@ def packed(
     seed: int | None = None,
 ) -> Packs:
     """Pack rows as the settings say; rows left without labels count as empty."""
-    if not settings.keep_unlabelled:
+    if reach is not None and not settings.keep_unlabelled:
         lengths = np.where(left_without_labels(lengths, reach, settings, max_tokens), 0, lengths)
     strategy = settings.strategy if strategy is None else strategy
     return pack(

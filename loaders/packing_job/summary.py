@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +22,8 @@ COUNTED = (
     "tokens",
     "kept_tokens",
 )
+MOST_INPUTS = 20
+"""Inputs shown one by one; a pattern that the shell has expanded can name thousands."""
 ALWAYS = ("rows", "kept", "tokens", "kept_tokens")
 
 
@@ -53,10 +56,13 @@ def counts_table(manifest: dict[str, Any]) -> Table:
     table = Table("input", title=f"max_tokens {manifest['max_tokens']:,}")
     for name in [*shown, "p50", "p99", "max"]:
         table.add_column(name.replace("_", " "), justify="right")
-    for name, account in manifest["by_source"].items():
+    accounts = manifest["by_source"]
+    for name, account in islice(accounts.items(), MOST_INPUTS):
         lengths = [f"{account['lengths'].get(key, 0):,}" for key in ("p50", "p99", "max")]
         table.add_row(name, *(f"{account[key]:,}" for key in shown), *lengths)
-    if len(manifest["by_source"]) > 1:
+    if len(accounts) > MOST_INPUTS:
+        table.add_row(f"... and {len(accounts) - MOST_INPUTS} more, see manifest.json")
+    if len(accounts) > 1:
         table.add_row("all", *(f"{totals[key]:,}" for key in shown), "", "", "", style="bold")
     return table
 

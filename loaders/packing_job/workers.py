@@ -42,11 +42,13 @@ def run_tasks(
         workers, mp_context=context, initializer=_begin, initargs=(os.getpid(), shared)
     )
     waiting: set[Future[int]] = set()
+    processes: list[multiprocessing.process.BaseProcess] = []
     left = iter(tasks)
     try:
         while True:
             while len(waiting) < workers * QUEUED_PER_WORKER and (task := next(left, None)) is not None:
                 waiting.add(executor.submit(_call, function, task))
+                processes = processes or list((executor._processes or {}).values())
             if not waiting:
                 return
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -54,15 +56,26 @@ def run_tasks(
                 yield future.result()
     except BrokenProcessPool:
         raise RuntimeError(
-            "a worker process was killed, most often because memory ran out. What is finished is kept: "
-            "run again with --resume, and with fewer --workers or a smaller --window-tokens."
+            f"a worker process was killed ({_ends(processes)}). What is finished is kept: run again with "
+            "--resume. SIGKILL most often means that memory ran out: use fewer --workers or a smaller "
+            "--window-tokens."
         ) from None
     finally:
-        processes = list((executor._processes or {}).values())
         executor.shutdown(wait=not waiting, cancel_futures=True)
         for process in processes if waiting else []:
             with contextlib.suppress(OSError):
                 process.terminate()
+
+
+def _ends(processes: Sequence[multiprocessing.process.BaseProcess]) -> str:
+    """How the workers that died by themselves ended; the others are ended by the executor, with SIGTERM."""
+    for process in processes:
+        process.join(1.0)
+    codes = {process.exitcode for process in processes} - {None, 0, -signal.SIGTERM}
+    names = [
+        signal.Signals(-code).name if code < 0 else f"status {code}" for code in codes if code is not None
+    ]
+    return ", ".join(sorted(names)) or "no status known"
 
 
 def _begin(parent: int, shared: tuple[Any, ...]) -> None:

@@ -140,6 +140,11 @@ class ChunkedSource(Source):
         scan = self.scan()
         return np.maximum(scan.lengths - 1, 0) if scan.loss_tokens is None else scan.loss_tokens
 
+    @property
+    def knows_loss_tokens(self) -> bool:
+        """Not where lengths are read from a column, since labels are not read then."""
+        return self.length_column is None
+
     def rejects(self) -> tuple[Reject, ...]:
         """Rows left out under ``on_bad="skip"``; they have length 0."""
         return self.scan().rejects

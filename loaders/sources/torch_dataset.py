@@ -53,6 +53,11 @@ class DatasetSource(Source):
         """[S] Labels that count. Where ``length`` is given: all but the first token."""
         return self._scan()[1]
 
+    @property
+    def knows_loss_tokens(self) -> bool:
+        """Not where lengths are given, since no sample is looked at then, unless there are no labels."""
+        return self.length is None or self.labels is False
+
     def _scan(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self._scanned is None:
             if self.length is None:
