@@ -23,6 +23,7 @@ from loaders.metrics import Metrics
 from loaders.shares import Share, shares_of_rank
 from loaders.state import Cursor
 from loaders.steps import Steps
+from loaders.weights import count_labels
 from packing.table import SampleTable
 
 PLAN_AHEAD = 2
@@ -144,6 +145,8 @@ class Balanced:
         self.queue = ShareQueue()
         self.reading = reading(self.queue)
         self.last_planned: PlannedStep | None = None
+        catalogs = planning.steps.catalogs
+        self.knows_loss_tokens = all(catalog.source.knows_loss_tokens for catalog in catalogs)
         self.latest: object | None = None
         """Mark of the iteration that moves the cursor."""
 
@@ -197,20 +200,20 @@ class BalancedIterator(Iterator[Batch]):
         # the queue must not hold on to this: whoever drops the iteration so ends its workers and its thread
         given = self._given
         owner.queue.make = lambda: _shares(owner.planning, owner.rank, cursor, given)
-        self._inner = iter(owner.reading)
+        self._reading = iter(owner.reading)
+        self._inner = _finished(owner, self._reading)
         owner.queue.make = lambda: iter(())
 
     def __next__(self) -> Batch:
         owner = self._owner
         started = time.perf_counter()
         try:
-            item = next(self._inner)
+            batch = next(self._inner)
         except StopIteration:
             if self._is_latest():
                 owner.latest = None
                 owner.finish_epoch()
             raise
-        batch: Batch = owner.attach(item.to_batch() if isinstance(item, Packed) else item)
         owner.metrics.wait_s += time.perf_counter() - started
         owner.metrics.batches += 1
         owner.metrics.dummies += batch.place.is_dummy
@@ -232,6 +235,23 @@ class BalancedIterator(Iterator[Batch]):
 
     def __len__(self) -> int:
         return self._owner.planning.steps.count(self._cursor.epoch)
+
+
+def _finished(owner: Balanced, reading: Iterator[Packed | Batch]) -> Iterator[Batch]:
+    """Batches as they are given out; where labels are counted when read, a step is read as a whole first.
+
+    It does not refer to the iteration that it serves, so that one goes, with its workers, when it is dropped.
+    """
+    step: list[Batch] = []
+    for item in reading:
+        batch = owner.attach(item.to_batch() if isinstance(item, Packed) else item)
+        if owner.knows_loss_tokens:
+            yield batch
+            continue
+        step.append(batch)
+        if batch.last_in_step:
+            yield from count_labels(step, owner.planning.topology.ranks)
+            step = []
 
 
 def _shares(planning: Planning, rank: int, cursor: Cursor, given: deque[PlannedStep]) -> Iterator[Share]:

@@ -136,6 +136,8 @@ class Reader(Dataset[Packed]):
         expected = share.num_loss_tokens.copy()
         expected[list(rows.rejects)] = 0
         wrong = np.flatnonzero(found != expected)
+        if wrong.size and not all(self.sources[s].knows_loss_tokens for s in share.source[wrong]):
+            return place.with_(num_loss_tokens=int(found.sum()))  # and the loader sums over the step
         if wrong.size:
             bad = int(wrong[0])
             origin = self.sources[share.source[bad]].origin(int(share.row[bad]))

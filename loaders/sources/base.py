@@ -53,6 +53,11 @@ class Source(ABC):
         """[S] Labels of each row that count in the loss; all but the first token for plain text."""
         return np.maximum(self.lengths() - 1, 0)
 
+    @property
+    def knows_loss_tokens(self) -> bool:
+        """Whether `loss_tokens` is what the labels say, without reading them; else the loader counts."""
+        return True
+
     def phases(self) -> Mapping[str, NDArray[np.int64]]:
         """Work of each row for other parts of the model, [S] units by name: ``{"vision": patches}``."""
         return {}

@@ -248,16 +248,14 @@ def test_an_error_of_the_planner_reaches_the_loop(monkeypatch):
 
 
 def test_a_dropped_iteration_ends_its_planning_thread_and_its_workers():
-    import gc
     import threading
     import time
 
     loader = make(num_workers=1)
     batches = iter(loader)
     next(batches)
-    workers = list(batches._inner._workers)
+    workers = list(batches._reading._workers)
     del batches
-    gc.collect()
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         threads = [thread for thread in threading.enumerate() if thread.name == "evenload-plan-ahead"]
