@@ -79,7 +79,7 @@ def assemble(
     cost_ns: Ints = np.zeros(by_slot.size, np.int64)
     np.add.at(cost_ns, place, work)
     aligned: Ints = np.zeros(by_slot.size, np.int64)
-    np.add.at(aligned, place, _aligned(units[present], degree_of[present]))
+    np.add.at(aligned, place, with_alignment(units[present], degree_of[present]))
     degree = placement.cp_degree[kept]
     fixed_ns = np.array([cost.fixed_nanoseconds(int(d)) for d in degree], dtype=np.int64)
     batches = MicroBatches(
@@ -122,7 +122,8 @@ def in_execution_order(batches: MicroBatches) -> MicroBatches:
     )
 
 
-def _aligned(units: Ints, degree_of: Ints) -> Ints:
+def with_alignment(units: Ints, degree_of: Ints) -> Ints:
+    """[S] units with the padding that their groups need. degree_of: [S]."""
     pieces = np.where(degree_of > 1, 2 * degree_of, 1)
     aligned: Ints = -(-units // pieces) * pieces
     return aligned

@@ -255,12 +255,13 @@ def test_several_encoders_are_balanced_together():
     assert set(result.imbalance) == {"language", "vision", "audio"}
 
 
-def test_units_beyond_a_ranks_memory_leave_only_the_separate_plan():
+def test_units_beyond_a_ranks_memory_split_its_micro_batches():
     samples = table([1000] * 4, vision=[900] * 4)
     phases = {"vision": Phase(cost=VISION, bytes_per_unit=10, max_units=900)}
-    result = plan(samples, ranks=1, phases=phases)
-    assert list(result.alternatives) == ["separate"]
-    assert np.all(result.encoders["vision"].micro_batches.tokens <= 900)
+    for mode in ("joint", "separate"):
+        result = plan(samples, ranks=1, phases=phases, mode=mode)
+        assert np.all(result.encoders["vision"].micro_batches.tokens <= 900)
+    assert len(plan(samples, ranks=1, phases=phases, mode="joint").language.micro_batches) == 4
 
 
 def test_equal_inputs_give_equal_plans():
