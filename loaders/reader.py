@@ -45,7 +45,7 @@ class Reader(Dataset[Packed]):
         self.collate_fn = collate_fn
         self.pad_to = tuple(pad_to)
         self.joins = joins_of([source.joins() for source in self.sources])
-        self.fillers = {kind: rows for source in self.sources for kind, rows in source.fillers().items()}
+        self._fillers: dict[str, Rows] = {}
 
     def __getitem__(self, share: Share) -> Packed:
         rows = self.read(share)
@@ -78,7 +78,9 @@ class Reader(Dataset[Packed]):
 
     def _filled(self, rows: Rows, place: Place, share: Share) -> tuple[Rows, Place]:
         """Behind the samples the smallest media of kinds that other ranks have; they are no samples."""
-        added = [self.fillers[kind] for kind in share.fillers]
+        if not self._fillers:
+            self._fillers = {kind: part for source in self.sources for kind, part in source.fillers().items()}
+        added = [self._fillers[kind] for kind in share.fillers]
         lengths = [filler.input_ids.size for filler in added]
         seq_lengths = np.concatenate([share.num_tokens, lengths]).astype(np.int32)
         return append_fillers(rows, added, self.joins), place.with_(seq_lengths=seq_lengths)

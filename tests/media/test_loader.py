@@ -222,6 +222,19 @@ def test_corrected_media_are_counted_by_the_loader():
     assert loader.metrics()["corrected"] == 1
 
 
+def test_a_users_own_collate_function_gets_each_samples_arrays():
+    rows = [{"input_ids": [*text(5), IMAGE], "images": picture(60, 60, seed=k)} for k in range(4)]
+
+    def collate(samples):
+        assert all(int(sample["image_grid_thw"].prod()) == len(sample["pixel_values"]) for sample in samples)
+        return {"rows": torch.tensor([len(sample["input_ids"]) for sample in samples])}
+
+    source = MultimodalSource(MediaRows(rows), rules())
+    batches = list(DataLoader(source, batch_size=4, max_tokens=200, collate_fn=collate))
+    assert sum(len(batch["rows"]) for batch in batches) == 4
+    assert all(set(batch) == {"rows"} for batch in batches)
+
+
 # ------------------------------------------------------------------------------------------- presence
 
 
