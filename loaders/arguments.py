@@ -55,6 +55,18 @@ def check_order(
         logger.warning("batch_size=%s has no effect: %s fixes the samples of a step.", batch_size, fixed_by)
 
 
+def refuse_streams(dataset: Any) -> None:
+    """An iterable data set has no rows by number, so its steps cannot be planned from lengths."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"max_tokens needs rows that can be addressed by number, {type(dataset).__name__} is an "
+            "IterableDataset. Open its files with open_source, keep its samples in a datasets.Dataset or "
+            "files, or leave max_tokens out and pack the stream with packing.StreamPacker."
+        )
+
+
 def check_count(name: str, value: Any) -> None:
     """A whole number of at least 1."""
     if not is_count(value):

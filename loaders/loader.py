@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from loaders.arguments import (
     checked_degrees,
     checked_pads,
     chosen_seed,
+    refuse_streams,
     refuse_without_effect,
     sample_capacity,
 )
@@ -38,7 +40,10 @@ from loaders.opening import open_order
 from loaders.reader import CollateFn, Reader
 from loaders.state import from_state, to_state
 from loaders.steps import Steps, StepTokens
+from loaders.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
 from loaders.unbalanced import CountedMulti, CountedSingle, Replayed, TorchState
+
+logger = logging.getLogger(__name__)
 
 ENGINES = ("local",)
 T_co = TypeVar("T_co", covariant=True)
@@ -176,6 +181,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         check_choice("policy", policy, POLICIES)
         check_choice("oversize", oversize, OVERSIZE)
         check_choice("engine", engine, ENGINES)
+        refuse_streams(dataset)
+        if not in_order:
+            logger.warning("in_order=False has no effect with max_tokens: a step's last batch comes last.")
         self.topology, self.rank = world(topology, rank, device_mesh)
         self.cp_degrees = checked_degrees(cp_degrees, self.topology.ranks)
         self.cost = CostModel.generic() if cost is None else cost
@@ -336,6 +344,27 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if planned is None:
             raise RuntimeError("no step has begun yet: the plan is known with the first batch.")
         return planned.plan
+
+    def step(self, index: int, *, epoch: int | None = None) -> StepView:
+        """The ``index``-th step of an epoch (by default of the current one), planned for all ranks."""
+        balanced = self._required()
+        return step_of_epoch(balanced.planning, balanced.cursor.epoch if epoch is None else epoch, index)
+
+    def where(self, row: int, *, source: int | str = 0, epoch: int | None = None) -> list[Whereabouts]:
+        """The steps, ranks and slots that compute a row of a source in an epoch (by default the current one).
+
+        Args:
+            row: row of the source, as ``sample_ids`` have it.
+            source: number or name of the source in its mixture.
+            epoch: which epoch.
+        """
+        balanced = self._required()
+        if isinstance(source, str):
+            if source not in self._names:
+                raise ValueError(f"source must be one of {', '.join(self._names)}, got {source!r}.")
+            source = list(self._names).index(source)
+        chosen = balanced.cursor.epoch if epoch is None else epoch
+        return whereabouts(balanced.planning, chosen, source, row)
 
     def _required(self) -> Balanced:
         if self._balanced is None:
