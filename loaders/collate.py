@@ -66,9 +66,9 @@ class Packed:
     def to_batch(self) -> Batch:
         """The finished batch of this rank."""
         if self.inputs is not None:
-            return Batch(self.inputs, place=self.place, columns=self.columns)
+            return self._batch(self.inputs, self.place)
         if self.place.is_dummy and not self.tokens.size:
-            return Batch(_dummy(self.pad_to), place=self.place, columns=self.columns)
+            return self._batch(_dummy(self.pad_to), self.place)
         inputs, num_loss_tokens = lay_out(
             self.tokens,
             self.place.seq_lengths,
@@ -82,6 +82,9 @@ class Packed:
         place = self.place
         if place.cp_degree > 1:
             place = place.with_(num_loss_tokens=num_loss_tokens)
+        return self._batch(inputs, place)
+
+    def _batch(self, inputs: Mapping[str, Any], place: Place) -> Batch:
         batch = Batch(inputs, place=place, columns=self.columns)
         batch.counts = self.counts
         return batch

@@ -49,6 +49,7 @@ class Reader(Dataset[Packed]):
 
     def __getitem__(self, share: Share) -> Packed:
         rows = self.read(share)
+        counts = _counts(rows)
         place = place_of(share)
         inputs = None
         if self.collate_fn is not None and len(share):
@@ -58,9 +59,11 @@ class Reader(Dataset[Packed]):
             place = self._with_labels(place, share, rows)
         if share.fillers and self.collate_fn is None:
             rows, place = self._filled(rows, place, share)
-        features, token_rows, columns = join_columns(rows.columns, self.joins, np.diff(rows.offsets))
-        if inputs is not None:  # the user's own function has had the arrays
+        if inputs is None:
+            features, token_rows, columns = join_columns(rows.columns, self.joins, np.diff(rows.offsets))
+        else:  # the user's own function has had the arrays
             features, token_rows = {}, {}
+            columns = {name: values for name, values in rows.columns.items() if name not in self.joins}
         return Packed(
             place=place,
             tokens=rows.input_ids,
@@ -73,7 +76,7 @@ class Reader(Dataset[Packed]):
                 name: TokenRows(values=array, fill=self.joins[name].fill)
                 for name, array in token_rows.items()
             },
-            counts=_counts(rows),
+            counts=counts,
         )
 
     def _filled(self, rows: Rows, place: Place, share: Share) -> tuple[Rows, Place]:

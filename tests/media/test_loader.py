@@ -229,9 +229,12 @@ def test_a_users_own_collate_function_gets_each_samples_arrays():
         assert all(int(sample["image_grid_thw"].prod()) == len(sample["pixel_values"]) for sample in samples)
         return {"rows": torch.tensor([len(sample["input_ids"]) for sample in samples])}
 
-    source = MultimodalSource(MediaRows(rows), rules())
-    batches = list(DataLoader(source, batch_size=4, max_tokens=200, collate_fn=collate))
+    rows[2]["images"] = picture(90, 90, kind="JPEG")[:-45]
+    source = MultimodalSource(MediaRows(rows), rules(positions="mrope", on_bad="skip"))
+    loader = DataLoader(source, batch_size=4, max_tokens=200, collate_fn=collate)
+    batches = list(loader)
     assert sum(len(batch["rows"]) for batch in batches) == 4
+    assert loader.metrics()["rejected"] == 1
     assert all(set(batch) == {"rows"} for batch in batches)
 
 
