@@ -8,6 +8,7 @@ and a rank's time is the sum along its path.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,6 +43,9 @@ RIDERS = 0.7
 
 SPARES = (0.002, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.4)
 """Room for tokens above what is needed, in the order of trial."""
+
+ROUNDS = 4
+"""Micro-batches a unit, below which a whole number for every unit is tried as well."""
 
 MANY = 16_384
 """Samples above which only the first two are tried: micro-batches of many samples fill well."""
@@ -88,8 +92,8 @@ def divide(problem: Problem) -> Layout:
     chains = divisor_chains(problem.cp_degrees)
     starts = []
     for chain in chains:
-        part = problem if chain == problem.cp_degrees else replace(problem, cp_degrees=chain, _cache={})
-        if part.homeless().size == 0 if part.min_length else part.first_that_fits(chain[-1]) == 0:
+        part = _that_holds(problem, chain)
+        if part is not None:
             ladder, blocks = ladder_of(part), make_blocks(part)
             starts.append((part, ladder, blocks, place_wide(part, ladder, blocks)))
     if not starts:
@@ -101,6 +105,19 @@ def divide(problem: Problem) -> Layout:
     starts.sort(key=lambda start: start[3].estimate)
     layouts = [finish(*start) for start in starts[:CHAINS]]
     return layouts[0] if len(layouts) == 1 else min(layouts, key=lambda x: objective_ns(problem, x))
+
+
+def _that_holds(problem: Problem, chain: tuple[int, ...]) -> Problem | None:
+    """The problem on a chain of degrees that holds every sample, if there is one.
+
+    The widest degrees are left out where a small cap cannot hold even the alignment padding of their groups.
+    """
+    while chain:
+        part = problem if chain == problem.cp_degrees else replace(problem, cp_degrees=chain, _cache={})
+        if part.homeless().size == 0 if part.min_length else part.first_that_fits(chain[-1]) == 0:
+            return part
+        chain = chain[:-1]
+    return None
 
 
 def divisor_chains(degrees: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -279,8 +296,14 @@ class Filled:
 def fill_counted(work: Ints, tokens: Ints, load: Ints, pace: Ints, room: Ints, fixed: int) -> Filled:
     """The best of some numbers of micro-batches, when each one costs."""
     best: Filled | None = None
-    for spare in SPARES if work.size <= MANY else SPARES[:2]:
-        counts = share_counts(load, pace, room, int(work.sum()), int(tokens.sum()), fixed, spare)
+    held = int(tokens.sum())
+    spares = SPARES if work.size <= MANY else SPARES[:2]
+    needed = [math.ceil(held * (1 + spare) / room.max()) for spare in spares]
+    # Where one micro-batch holds more than a unit's share, the fewest would leave units empty.
+    if needed[0] < ROUNDS * load.size:
+        needed.append(-(-needed[0] // load.size) * load.size)
+    for batches in dict.fromkeys(needed):
+        counts = share_counts(load, pace, int(work.sum()), batches, fixed)
         filled = fill_once(work, tokens, load, pace, room, fixed, counts)
         if best is None or filled.end_ns < best.end_ns:
             best = filled
@@ -288,12 +311,9 @@ def fill_counted(work: Ints, tokens: Ints, load: Ints, pace: Ints, room: Ints, f
     return best
 
 
-def share_counts(
-    load: Ints, pace: Ints, room: Ints, work: int, tokens: int, fixed: int, spare: float
-) -> Ints:
-    """[U] micro-batches of each unit, so that all may end together with as few as hold the tokens."""
+def share_counts(load: Ints, pace: Ints, work: int, batches: int, fixed: int) -> Ints:
+    """[U] how many of ``batches`` micro-batches each unit gets, so that all may end together."""
     speed = SPEED_UNIT / pace
-    batches = max(1, int(np.ceil(tokens * (1 + spare) / room.max())))
     mean = work / batches + fixed
     end = (exact_sum(load * speed) + work + fixed * batches) / exact_sum(speed)
     share = np.maximum((end - load) * speed / mean, 0.0)
