@@ -215,6 +215,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             tokens=step_tokens,
             drop_last=drop_last,
         )
+        if drop_last and samples is not None and not steps.count(0):
+            logger.warning(
+                "%d samples do not make one step of %d, and drop_last leaves smaller steps out.",
+                opened.order.size(0),
+                samples,
+            )
         self._order_sampler = OrderSampler(steps)
         super().__init__(
             dataset,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import get_worker_info
 
 from loaders import DataLoader
 from tests.loaders.arrays import ArraySource, MaskedSource, epoch_of, ids_of, merged, on_all_ranks
@@ -267,3 +268,59 @@ def test_steps_of_so_many_tokens_end_with_the_sample_that_reaches_them(
 def test_step_tokens_may_follow_the_step():
     loader = DataLoader(ArraySource([10] * 30), step_tokens=lambda step: 10 * (step + 1), max_tokens=128)
     assert [len(step) for step in ids_of(epoch_of(loader))] == [1, 2, 3, 4, 5, 6, 7, 2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
+        {"num_workers": 1, "pin_memory": True},
+        {"pin_memory": True},
+        pytest.param({"num_workers": 1, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+def test_torchs_arguments_for_workers_change_nothing_over_epochs(arguments):
+    source = ArraySource(np.random.default_rng(3).integers(1, 60, 30))
+    common = {"batch_size": 4, "shuffle": True, "max_tokens": 64}
+    plain, other = DataLoader(source, **common), DataLoader(source, **common, **arguments)
+    for _ in range(2):
+        assert sequence(other) == sequence(plain)
+    batches = iter(other)
+    next(batches)  # left in the middle
+    del batches
+    next(iter(plain))
+    assert sequence(other) == sequence(plain)
+
+
+GREETED = []
+
+
+def test_user_code_in_workers_sees_torchs_worker_info():
+    arguments = {"num_workers": 2, "collate_fn": _worker_of, "worker_init_fn": GREETED.append}
+    seen = DataLoader(ArraySource([3] * 8), max_tokens=8, **arguments)
+    assert {batch["worker"] for batch in seen} == {(0, 2, 0), (1, 2, 1)}
+
+
+def _worker_of(samples):
+    info = get_worker_info()
+    return {"worker": (info.id, info.num_workers, GREETED[-1])}
+
+
+def test_an_evaluation_gives_each_sample_exactly_once_on_any_number_of_ranks():
+    """Sums over ranks are exact: dummies have no labels and nothing is repeated to fill a step."""
+    source = MaskedSource([5, 9, 3, 7, 4, 6, 8])
+    for ranks in (1, 3, 8):
+        loaders = on_all_ranks(source, ranks, batch_size=2, max_tokens=16, sync="micro_batch")
+        together = merged([epoch_of(loader) for loader in loaders])
+        rows = [int(row) for step in together for batch in step for row in batch.sample_ids[:, 1]]
+        assert sorted(rows) == list(range(7))
+        counted = sum(batch.num_loss_tokens for step in together for batch in step)
+        assert counted == source.loss_tokens().sum()
+
+
+def test_an_epoch_without_a_whole_step_is_told(caplog):
+    loader = DataLoader(ArraySource([3, 4]), batch_size=5, max_tokens=16, drop_last=True)
+    assert len(loader) == 0
+    assert list(loader) == []
+    assert "2 samples do not make one step of 5, and drop_last leaves smaller steps out" in caplog.text
