@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from balancer.plan import MicroBatches, StepPlan
     from balancer.planner import Planner, plan_step
     from balancer.policies import POLICIES
+    from balancer.simulation.run import simulate
     from balancer.topology import Topology
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "check_plan",
     "partition",
     "plan_step",
+    "simulate",
 ]
 
 _HOMES = {
@@ -40,6 +42,7 @@ _HOMES = {
     "check_plan": "balancer.checking",
     "partition": "balancer.partitioning",
     "plan_step": "balancer.planner",
+    "simulate": "balancer.simulation.run",
 }
 
 
