@@ -70,7 +70,7 @@ def test_a_limit_on_samples_binds_the_bound_and_the_optimum():
     assert len(packs) == packs.lower_bound == 10
 
 
-@pytest.mark.parametrize("num_instances", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_instances", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_at_least_95_percent_of_mixed_instances_end_at_the_lower_bound(num_instances):
     reached = 0
     for _, lengths, cap in mixed_instances(num_instances, seed=3):
