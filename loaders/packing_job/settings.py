@@ -96,7 +96,8 @@ class PackSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # tuples become lists
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples become lists
+        return plain
 
     def differences(self, other: dict[str, Any]) -> list[str]:
         """Names of the settings that differ, of those that matter."""

@@ -305,10 +305,8 @@ class ChunkedSource(Source):
 
     def _without_carried(self) -> ChunkedSource:
         """The source without columns that lengths do not need: they may hold pictures."""
-        if not getattr(self.encoder, "carry", ()):
-            return self
         lean = copy.copy(self)
-        lean.encoder = dataclasses.replace(self.encoder, carry=())  # type: ignore[type-var]  # a dataclass, see carry
+        lean.encoder = self.encoder.without_carried()
         lean._key = lean.key()
         return lean
 

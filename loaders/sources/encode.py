@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +24,9 @@ class Encoder(Protocol):
 
     def encode(self, table: pa.Table) -> FlatChunk:
         """Tokens and labels of every row. Raises RowErrors or ColumnError."""
+
+    def without_carried(self) -> Encoder:
+        """The same tokens, without the columns that are only handed through."""
 
     def json_types(self) -> Mapping[str, pa.DataType]:
         """Types of columns in files that have no schema; what is missing is taken from the values."""
@@ -77,6 +80,10 @@ class TokenColumns:
                 marks = name != "labels" and _are_marks(labels)
                 return FlatChunk(tokens=tokens, labels=labels, labels_are_marks=marks, columns=carried)
         return FlatChunk(tokens=tokens, columns=carried)
+
+    def without_carried(self) -> TokenColumns:
+        """The same tokens, without the columns that are only handed through."""
+        return replace(self, carry=()) if self.carry else self
 
     def json_types(self) -> Mapping[str, pa.DataType]:
         """Tokens and labels are lists of integers."""

@@ -89,6 +89,10 @@ class PackedColumns:
         cut = partial(_cut, within=within, sizes=sizes, per_pack=lengths.lengths)
         return FlatChunk(tokens=cut(tokens), labels=None if labels is None else cut(labels))
 
+    def without_carried(self) -> PackedColumns:
+        """Nothing is carried."""
+        return self
+
     def json_types(self) -> Mapping[str, pa.DataType]:
         """Packs are not written as JSON."""
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,10 @@ class TextRows:
             f"rows of text need a column {self.messages!r}, or {self.prompt!r} and {self.completion!r}, or "
             f"{self.text!r}; the columns are {', '.join(names) or '(none)'}"
         )
+
+    def without_carried(self) -> TextRows:
+        """The same tokens, without the columns that are only handed through."""
+        return replace(self, carry=()) if self.carry else self
 
     def json_types(self) -> Mapping[str, pa.DataType]:
         """Text is text; messages are taken as they come."""
