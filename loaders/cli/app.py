@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from loaders.cli import calibrate, pack, plan, version
+from loaders.cli import calibrate, pack, plan, simulate, version
 from loaders.cli.errors import EXPECTED, report
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.command("pack")(pack.pack_command)
 app.command("version")(version.version_command)
 app.command("plan")(plan.plan)
+app.command("simulate")(simulate.simulate)
 app.command("calibrate")(calibrate.calibrate)
 
 

@@ -1,0 +1,198 @@
+"""`evenload simulate`: what steps would take on a cluster with its jitter, stragglers and stages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from balancer.cost import CostModel
+    from balancer.simulation import ModelFlops, SimulatedPolicy
+    from loaders.cli.lengths import FileLengths
+
+
+def simulate(
+    files: Annotated[
+        list[str],
+        typer.Argument(help="Lengths (.npy, .txt or a column), or tokens in any format."),
+    ],
+    ranks: Annotated[int, typer.Option(min=1, help="Data ranks.")],
+    max_tokens: Annotated[str, typer.Option(help="Tokens that one rank holds in one micro-batch.")],
+    cp_degrees: Annotated[str, typer.Option(help="Allowed context-parallel degrees, such as 1,2,4,8.")] = "1",
+    sync: Annotated[str, typer.Option(help="Ranks meet once a step, or in each micro_batch.")] = "step",
+    cost: Annotated[
+        str | None,
+        typer.Option(
+            help="A preset, a file of evenload calibrate, or linear,quadratic,fixed seconds; by default what "
+            "--model says, or the generic decoder."
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The model's config.json, for its FLOPs and MFU.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Whose peak MFU is a share of.")] = "h100",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share each layer of a rank.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to simulate, over as many epochs as needed.")] = 20,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples a step; by default all, at most 65536.")
+    ] = None,
+    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks joined by fast links.")] = None,
+    pipeline_stages: Annotated[int, typer.Option(min=1, help="Stages that every micro-batch passes.")] = 1,
+    stage_multipliers: Annotated[
+        str | None, typer.Option(help="Time of each stage over that of the cost, such as 1,1,1.2.")
+    ] = None,
+    jitter: Annotated[float, typer.Option(min=0.0, help="Spread of the GPUs' paces, such as 0.05.")] = 0.0,
+    straggler: Annotated[
+        list[str] | None, typer.Option(help="RANK:SPEED that the planner does not know of, such as 17:0.5.")
+    ] = None,
+    overhead: Annotated[float, typer.Option(min=0.0, help="Seconds added to every step.")] = 0.0,
+    policies: Annotated[str | None, typer.Option(help="Which to compare; by default all.")] = None,
+    column: Annotated[str, typer.Option(help="Column of token ids.")] = "input_ids",
+    length: Annotated[str | None, typer.Option(help="Column of lengths.")] = None,
+    seed: Annotated[int, typer.Option(help="Order of the samples and jitter.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Run the planner's plans of a file's lengths on a simulated cluster, for every policy.
+
+    Example: evenload simulate corpus.parquet --ranks 1024 --max-tokens 16Ki --jitter 0.03 --straggler 17:0.7
+    """
+    from rich.console import Console
+
+    from balancer.simulation.run import LARGEST_STEP
+    from balancer.topology import Topology
+    from loaders.cli import plan_report, simulate_report
+    from loaders.cli.errors import EXPECTED, report
+    from loaders.cli.numbers import parse_amount
+    from loaders.cli.plan import parse_degrees
+
+    console = Console(stderr=as_json)
+    try:
+        degrees, capacity = parse_degrees(cp_degrees), parse_amount(max_tokens)
+        topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
+        cost_model, flops = _cost_and_flops(cost, model, gpu, tensor_parallel, topology)
+        cluster = {
+            "jitter": jitter,
+            "stragglers": parse_stragglers(straggler or []),
+            "stage_multipliers": _parse_multipliers(stage_multipliers),
+            "overhead_s": overhead,
+        }
+        lengths, admitted, outcomes = _run(
+            console,
+            (files, column, length),
+            (topology, capacity, degrees),
+            cost=cost_model,
+            policies=None if policies is None else [name.strip() for name in policies.split(",")],
+            steps=steps,
+            global_batch_size=global_batch_size,
+            sync=sync,
+            flops=flops,
+            seed=seed,
+            **cluster,
+        )
+    except (*EXPECTED, OverflowError) as error:
+        report(error)
+        raise typer.Exit(1) from error
+    batch = global_batch_size or min(max(admitted.lengths.size, 1), LARGEST_STEP)
+    setting = plan_report.Setting(
+        files=files,
+        lengths_from=lengths.kind,
+        ranks=ranks,
+        max_tokens=capacity,
+        cp_degrees=degrees,
+        sync=sync,
+        global_batch_size=batch,
+        steps_in_epoch=-(-admitted.lengths.size // batch),
+    )
+    simulated = simulate_report.Report(setting, cost_model, admitted, cluster, pipeline_stages, outcomes)
+    if as_json:
+        typer.echo(json.dumps(simulated.as_json(), indent=2))
+    else:
+        simulated.show(console)
+    if outcomes and all(outcome.error for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def parse_stragglers(texts: list[str]) -> dict[int, float]:
+    """Speeds by rank from ``17:0.5``. Raises ValueError."""
+    try:
+        pairs = [text.split(":") for text in texts]
+        return {int(rank): float(speed) for rank, speed in pairs}
+    except ValueError:
+        raise ValueError(f"--straggler must be RANK:SPEED such as 17:0.5, got {', '.join(texts)}.") from None
+
+
+def _parse_multipliers(text: str | None) -> tuple[float, ...] | None:
+    try:
+        return None if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--stage-multipliers must be numbers such as 1,1,1.2, got {text!r}.") from None
+
+
+def _cost_and_flops(
+    cost: str | None, model: Path | None, gpu: str, tensor_parallel: int, topology: Any
+) -> tuple[CostModel, ModelFlops | None]:
+    """What a token costs, and the FLOPs behind it where a model is given."""
+    from balancer.cost import CostModel
+    from balancer.simulation import ModelFlops
+    from loaders.cli.plan import parse_cost
+
+    if model is None:
+        return parse_cost(cost or "generic"), None
+    try:
+        config = json.loads((model / "config.json" if model.is_dir() else model).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--model must be a config.json, {model} is not JSON: {error}.") from error
+    flops = ModelFlops.from_config(config, gpu, tensor_parallel=tensor_parallel)
+    if cost is not None:
+        return parse_cost(cost), flops
+    derived = CostModel.from_config(
+        config,
+        gpu=gpu,
+        tensor_parallel=tensor_parallel,
+        pipeline_stages=topology.pipeline_stages,
+        ranks_per_node=topology.ranks_per_node,
+    )
+    return derived, flops
+
+
+def _run(
+    console: Console,
+    source: tuple[list[str], str, str | None],
+    memory: tuple[Any, int, tuple[int, ...]],
+    *,
+    policies: list[str] | None,
+    steps: int,
+    **options: Any,
+) -> tuple[FileLengths, Any, tuple[SimulatedPolicy, ...]]:
+    """(lengths read, samples admitted, columns of each policy), with progress where somebody is watching."""
+    from rich.progress import Progress
+
+    from balancer import POLICIES
+    from balancer.simulation import simulate as run
+    from loaders.cli.lengths import read_lengths
+    from loaders.cli.plan_report import admit
+
+    files, column, length = source
+    topology, max_tokens, cp_degrees = memory
+    with Progress(console=console, transient=True) as bar:
+        reading = bar.add_task("reading lengths", total=None)
+        lengths = read_lengths(files, column=column, length=length)
+        admitted = admit(lengths, topology=topology, max_tokens=max_tokens, cp_degrees=cp_degrees)
+        bar.remove_task(reading)
+        tasks = {name: bar.add_task(name, total=steps) for name in policies or POLICIES}
+        outcomes = run(
+            admitted.lengths,
+            topology=topology,
+            max_tokens=max_tokens,
+            cp_degrees=cp_degrees,
+            policies=policies,
+            steps=steps,
+            progress=lambda name, done: bar.update(tasks[name], completed=done),
+            **options,
+        )
+    return lengths, admitted, outcomes

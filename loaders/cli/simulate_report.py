@@ -1,0 +1,113 @@
+"""How `evenload simulate` says what it found: as a table or as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from balancer.cost import CostModel
+from balancer.simulation import SimulatedPolicy
+from loaders.cli import plan_report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """What was asked for and what came out."""
+
+    setting: plan_report.Setting
+    cost: CostModel
+    admitted: plan_report.Admitted
+    cluster: dict[str, Any]
+    """Jitter, stragglers, stage multipliers and overhead."""
+    pipeline_stages: int
+    outcomes: tuple[SimulatedPolicy, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that the table shows, as plain data."""
+        plain = plan_report.as_json(self.setting, self.cost, self.admitted, [])
+        return {
+            **plain,
+            **self.cluster,
+            "pipeline_stages": self.pipeline_stages,
+            "policies": {outcome.policy: _numbers(outcome) for outcome in self.outcomes},
+        }
+
+    def show(self, console: Console) -> None:
+        """Print samples, cost, what cannot fit, and the table of policies."""
+        samples = self.admitted.lengths
+        lines = [
+            f"{samples.size:,} samples, {samples.sum():,} tokens (from {self.setting.lengths_from}); "
+            f"{self.admitted.num_empty:,} empty",
+            f"cost: {self.cost.source}: {plan_report._coefficients(self.cost)}",
+            *plan_report._too_long_lines(self.setting, self.admitted),
+        ]
+        for line in lines:
+            console.print(line, highlight=False, markup=False)
+        console.print(self._table())
+        if all(outcome.mfu is None for outcome in self.outcomes):
+            console.print("MFU is unknown: give --model config.json and --gpu.", highlight=False)
+        for outcome in self.outcomes:
+            if outcome.error:
+                console.print(f"{outcome.policy}: {outcome.error}", highlight=False, markup=False)
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        setting = self.setting
+        stages = f" x {self.pipeline_stages} stages" if self.pipeline_stages > 1 else ""
+        table = Table(
+            title=f"{setting.ranks} ranks{stages} of {setting.max_tokens:,} tokens, CP degrees "
+            f"{', '.join(map(str, setting.cp_degrees))}, sync {setting.sync}",
+            caption=f"simulated over {max(map(len, self.outcomes), default=0):,} steps of "
+            f"{setting.global_batch_size:,} samples; {self._cluster_line()}",
+        )
+        table.add_column("policy", no_wrap=True)
+        for name in ("step time", "p50", "p95", "p99", "planned", "idle", "MFU", "memory", "tokens/s"):
+            table.add_column(name, justify="right")
+        for outcome in self.outcomes:
+            table.add_row(*_cells(outcome), style="bold" if outcome.policy == "balanced" else "")
+        return table
+
+    def _cluster_line(self) -> str:
+        stragglers = self.cluster["stragglers"]
+        slow = ", ".join(f"rank {rank} at {speed:g}" for rank, speed in stragglers.items())
+        return f"jitter {self.cluster['jitter']:g}, stragglers: {slow or 'none'}"
+
+
+def _numbers(outcome: SimulatedPolicy) -> dict[str, Any]:
+    if outcome.error:
+        return {"error": outcome.error}
+    quantiles = outcome.quantiles_s(tuple(_QUANTILES.values())).tolist()
+    return {
+        "steps": len(outcome),
+        "step_time_s": outcome.mean_s,
+        **{f"step_time_{name}_s": value for name, value in zip(_QUANTILES, quantiles, strict=True)},
+        "planned_step_time_s": float(outcome.planned_s.mean()) if len(outcome) else 0.0,
+        "idle": outcome.idle,
+        "mfu": outcome.mfu,
+        "tokens_per_s": outcome.tokens_per_s,
+        "held_tokens": float(outcome.held_tokens.max(initial=0.0)),
+        "memory": float(outcome.memory.max(initial=0.0)),
+        "gpus": outcome.gpus,
+    }
+
+
+def _cells(outcome: SimulatedPolicy) -> list[str]:
+    if outcome.error:
+        return [outcome.policy, "cannot plan", *[""] * 8]
+    numbers = _numbers(outcome)
+    times = ("step_time_s", "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "planned_step_time_s")
+    return [
+        outcome.policy,
+        *(f"{numbers[name]:.4g} s" for name in times),
+        f"{outcome.idle:.1%}",
+        "unknown" if outcome.mfu is None else f"{outcome.mfu:.1%}",
+        f"{numbers['memory']:.0%}",
+        f"{outcome.tokens_per_s:,.0f}",
+    ]
