@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch.distributed as dist
-
 from balancer import Topology
-from balancer.runtime import ContextGroups
+from balancer.runtime import ContextGroups, process_rank
 
 
 def context_groups(
@@ -18,8 +16,9 @@ def context_groups(
 
     Collective where it makes groups: all data ranks must come here.
     """
-    if max(degrees) == 1 or not (dist.is_available() and dist.is_initialized()):
+    process = process_rank()
+    if max(degrees) == 1 or process is None:
         return None
-    if device_mesh is None and (dist.get_world_size() != topology.ranks or dist.get_rank() != rank):
+    if device_mesh is None and process != (rank, topology.ranks):
         return None
     return ContextGroups(topology, degrees, device_mesh=device_mesh)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
-
+from balancer.runtime import process_rank
 from balancer.runtime.agreement import all_gather_int
 from loaders.batch import Batch
 
@@ -27,7 +26,8 @@ def count_labels(step: Sequence[Batch], ranks: int) -> Sequence[Batch]:
 
 
 def _over_all_ranks(step: Sequence[Batch], counted: int, ranks: int) -> int:
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks:
+    process = process_rank()
+    if process is not None and process[1] == ranks:
         return sum(all_gather_int(counted))
     raise RuntimeError(
         f"step {step[0].step}: the labels of {ranks} data ranks must be counted, since lengths were given "

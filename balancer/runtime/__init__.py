@@ -10,7 +10,7 @@ from .protocol import RunnableBatch
 from .running import current_batch, running
 from .sync import no_sync
 from .watch import Watch
-from .world import world
+from .world import process_rank, world
 
 __all__ = [
     "ContextGroups",
@@ -24,6 +24,7 @@ __all__ = [
     "exchange",
     "keep_in_graph",
     "no_sync",
+    "process_rank",
     "running",
     "sample_weights",
     "scale_loss",

@@ -55,11 +55,10 @@ def world(
         return topology, rank
     if device_mesh is not None:
         found, place, _ = data_peers(device_mesh, data_dims)
-    elif dist.is_available() and dist.is_initialized():
-        size = dist.get_world_size()
+    elif (process := process_rank()) is not None:
+        place, size = process
         per_node = _local_world_size()
         found = Topology(ranks=size, ranks_per_node=per_node if size % per_node == 0 else None)
-        place = dist.get_rank()
     else:
         found, place = Topology(ranks=1), 0
     if topology is None:
@@ -70,6 +69,13 @@ def world(
             "device_mesh whose data dimensions multiply to that number."
         )
     return topology, place
+
+
+def process_rank() -> tuple[int, int] | None:
+    """This process's rank among those of ``torch.distributed`` and their number; ``None`` where it is not in use."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return None
 
 
 def data_peers(mesh: Any, data_dims: Sequence[str] | None = None) -> tuple[Topology, int, list[int]]:
