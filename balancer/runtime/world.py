@@ -72,7 +72,7 @@ def world(
 
 
 def process_rank() -> tuple[int, int] | None:
-    """This process's rank among those of ``torch.distributed`` and their number; ``None`` where it is not in use."""
+    """Rank of this process in ``torch.distributed`` and their number; ``None`` where it is not in use."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return None
