@@ -292,7 +292,7 @@ def draw_peers() -> None:
     if not rows:
         return
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    labels = [f"{row['mix'].replace('_', ' ')}\n{int(row['cap']):,}" for row in rows]
+    labels = [f"{row['mix'].replace('_', chr(10))}\n{int(row['cap']):,}" for row in rows]
     place = np.arange(len(rows))
     for offset, key, name in ((-0.2, "our_ms", "evenload best_fit"), (0.2, "peer_ms", rows[0]["peer"])):
         axes.bar(place + offset, [1e3 / float(row[key]) for row in rows], 0.4, label=name)
@@ -304,10 +304,11 @@ def draw_peers() -> None:
             va="bottom",
         )
     axes.set_yscale("log")
+    axes.set_ylim(1, 2000)
     axes.set_ylabel("million samples / CPU second")
     axes.set_xticks(place, labels, fontsize=7)
     axes.set_title("One million lengths to pack ids, one core (mix and max_tokens below)", fontsize=10)
-    axes.legend(loc="lower left")
+    axes.legend(loc="upper right", ncols=2, fontsize=8)
     figure.savefig(harness.RESULTS / "packing_peers.png", dpi=110)
 
 
