@@ -1,26 +1,30 @@
 """What policies cost on clusters of 8 to 16,384 GPUs, simulated: the planner's plans, jitter, pipelines.
 
-    python -m benchmarks cluster [scale] [sync] [noise] [pipeline] [windows] [gather] [speed]
+    python -m benchmarks cluster [scale] [sync] [noise] [pipeline] [windows] [gather] [speed] [demo]
 
 Coefficients are FlexSP's published ones of a 7B model on A100-40GB (FLOPs: 6 a weight and token and 12 a
 channel, layer and causal pair, without the vocabulary, whose size is not published; peak 312 TFLOP/s). All
 seconds are predictions of that cost model. Each section prints its rows and writes them to
-``benchmarks/results/cluster_<section>.csv``; ``scale`` also draws a figure.
+``benchmarks/results/cluster_<section>.csv``; ``scale`` also draws a figure. ``demo`` holds
+predictions to what `make demo` measured on this machine, and is left out where that has not run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from balancer import POLICIES, CostModel, Topology, plan_step, simulate
-from balancer.simulation import ModelFlops, SimulatedPolicy
+from balancer.simulation import ModelFlops, SimulatedPolicy, walk
 from benchmarks.harness import RESULTS, publish
 from benchmarks.workloads import MIXES, clipped
+from loaders import open_source
 from packing import pack
 
 FLEXSP = CostModel.preset("flexsp-a100-7b")
@@ -29,6 +33,8 @@ FLOPS = ModelFlops(per_token=6 * 12 * LAYERS * HIDDEN**2, per_pair=12 * LAYERS *
 DEGREES = (1, 2, 4, 8, 16)
 CAP, LONGEST, SAMPLES_A_RANK, JITTER = 16_384, 131_072, 16, 0.03
 RANKS = (8, 64, 256, 1024, 4096, 16_384)
+
+DEMO = Path(__file__).parents[1] / "demo"
 
 LLAMA_8B = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -257,6 +263,45 @@ def speed() -> list[dict[str, Any]]:
     return rows
 
 
+def demo() -> list[dict[str, Any]]:
+    """The two-rank run of `make demo`: each step's simulated time beside the slower rank's CPU time."""
+    results = DEMO / "results.json"
+    if not results.exists():
+        print(f"demo: left out, {results} is not there; make demo writes it.")
+        return []
+    run = json.loads(results.read_text())
+    lengths = open_source([str(DEMO / "code.parquet"), str(DEMO / "docs.parquet")]).lengths()
+    ranks, cost = run["ranks"], CostModel(**run["cost"])
+    rows = []
+    for trained, policy in (("packed", "equal_samples"), ("balanced", "balanced")):
+        simulated_s, measured_s = [], []
+        for step in sorted({r["step"] for r in run["records"] if r["step"] >= run["first_step"]}):
+            mine = [r for r in run["records"] if r["policy"] == trained and r["step"] == step]
+            mine.sort(key=lambda record: record["rank"])
+            if trained == "packed":  # a distributed sampler deals the step's samples round
+                samples = np.stack([record["samples"] for record in mine], axis=1).ravel()
+            else:
+                samples = np.concatenate([record["samples"] for record in mine])
+            plan = plan_step(
+                lengths[samples],
+                topology=Topology(ranks),
+                max_tokens=run["data"]["max_tokens"],
+                cost=cost,
+                policy=policy,
+            )
+            simulated_s.append(walk(plan, np.ones((ranks, 1))).time_s)
+            measured_s.append(max(record["cpu_s"] for record in mine))
+        ratio = np.array(measured_s) / simulated_s
+        rows.append(
+            {"policy": trained, "steps": ratio.size}
+            | {"simulated_s": float(np.sum(simulated_s)), "measured_cpu_s": float(np.sum(measured_s))}
+            | {"measured_over_simulated": float(np.sum(measured_s) / np.sum(simulated_s))}
+            | {"median_scatter": float(np.median(np.abs(ratio / np.median(ratio) - 1)))}
+            | {"correlation": float(np.corrcoef(simulated_s, measured_s)[0, 1])}
+        )
+    return rows
+
+
 def draw(rows: list[dict[str, Any]]) -> None:
     """Tokens/s a GPU of every policy over the size of the cluster, one panel a mix."""
     import matplotlib
@@ -297,6 +342,7 @@ SECTIONS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "windows": windows,
     "gather": gather,
     "speed": speed,
+    "demo": demo,
 }
 
 
@@ -309,7 +355,8 @@ def main() -> None:
         if name not in SECTIONS:
             parser.error(f"no section {name!r}; there are {', '.join(SECTIONS)}")
         rows = SECTIONS[name]()
-        publish(f"cluster_{name}", rows)
+        if rows:
+            publish(f"cluster_{name}", rows)
         if name == "scale":
             draw(rows)
 
