@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from balancer.bounds import lower_bound_ns
 from balancer.plan import StepPlan
-from balancer.planning.layout import empty_layout, make_plan
+from balancer.planning.layout import empty_layout, make_plan, slots_of
 from balancer.planning.problem import Cost, Ints, make_problem
 from balancer.policies import POLICIES
 from balancer.topology import Topology
@@ -48,7 +48,8 @@ def plan_step(
             micro-batches run dummies, which the plan does not list.
         policy: one of `balancer.POLICIES`.
         seed: start of the local search's random numbers.
-        min_length: shortest sample that a degree may take, where kernels lose on short pieces.
+        min_length: shortest sample that a degree may take, where kernels lose on short pieces. Wider degrees
+            take nothing shorter than narrower ones do.
         slots_multiple_of: the number of slots is rounded up to a multiple of this, as interleaved pipelines
             need.
         effort: trials of the local search, which runs on steps of at most 96 samples and stops at a gap of
@@ -81,6 +82,13 @@ def plan_step(
     if len(problem) == 0:
         return make_plan(problem, empty_layout(), lower_bound_ns=0, policy=policy)
     layout = POLICIES[policy](problem)
+    needed = slots_of(problem, layout)[1]
+    if problem.micro_batches is not None and needed > problem.micro_batches:
+        raise ValueError(
+            f"policy {policy!r} needs {needed} micro_batches a rank for this step, more than the "
+            f"{problem.micro_batches} that are asked for. Allow more, leave their number free, or use "
+            "policy='balanced'."
+        )
     return make_plan(problem, layout, lower_bound_ns=lower_bound_ns(problem), policy=policy)
 
 

@@ -119,19 +119,42 @@ def first_fit(tokens, order, offsets, capacity):
 
 
 @kernel
-def least_finish(work, load, pace, unit):
-    """[S] unit on which each sample ends first, for units of unlike pace; O(S * U). Updates ``load`` [U]."""
+def least_finish(work, tokens, load, pace, room, unit):
+    """[S] unit on which each sample ends first, for units of unlike pace or room; O(S * U).
+
+    Some unit must have ``room`` [U] for each sample. Updates ``load`` [U].
+    """
     unit_of = np.empty(work.size, np.int64)
     for i in range(work.size):
-        best = 0
+        best = -1
         best_end = np.int64(0)
         for u in range(load.size):
+            if room[u] < tokens[i]:
+                continue
             end = load[u] + (work[i] * pace[u] + unit - 1) // unit
-            if u == 0 or end < best_end:
+            if best < 0 or end < best_end:
                 best = u
                 best_end = end
         unit_of[i] = best
         load[best] = best_end
+    return unit_of
+
+
+@kernel
+def tightest_fit(tokens, room):
+    """[S] unit with the least room that holds each sample, -1 where none does; O(S * U).
+
+    Updates ``room`` [U].
+    """
+    unit_of = np.full(tokens.size, -1, np.int64)
+    for i in range(tokens.size):
+        best = -1
+        for u in range(room.size):
+            if room[u] >= tokens[i] and (best < 0 or room[u] < room[best]):
+                best = u
+        if best >= 0:
+            unit_of[i] = best
+            room[best] -= tokens[i]
     return unit_of
 
 

@@ -9,7 +9,7 @@ and a rank's time is the sum along its path.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from balancer._kernels.sums import rank_sums
 from balancer.planning.blocks import Blocks, make_blocks
 from balancer.planning.ladder import Ladder, ladder_of
 from balancer.planning.layout import SPEED_UNIT, Layout, exact_sum, objective_ns, slowness
-from balancer.planning.problem import Ints, Problem, padded
+from balancer.planning.problem import Ints, Problem, padded, that_holds
 
 Floats = NDArray[np.float64]
 
@@ -92,7 +92,7 @@ def divide(problem: Problem) -> Layout:
     chains = divisor_chains(problem.cp_degrees)
     starts = []
     for chain in chains:
-        part = _that_holds(problem, chain)
+        part = that_holds(problem, chain)
         if part is not None:
             ladder, blocks = ladder_of(part), make_blocks(part)
             starts.append((part, ladder, blocks, place_wide(part, ladder, blocks)))
@@ -105,19 +105,6 @@ def divide(problem: Problem) -> Layout:
     starts.sort(key=lambda start: start[3].estimate)
     layouts = [finish(*start) for start in starts[:CHAINS]]
     return layouts[0] if len(layouts) == 1 else min(layouts, key=lambda x: objective_ns(problem, x))
-
-
-def _that_holds(problem: Problem, chain: tuple[int, ...]) -> Problem | None:
-    """The problem on a chain of degrees that holds every sample, if there is one.
-
-    The widest degrees are left out where a small cap cannot hold even the alignment padding of their groups.
-    """
-    while chain:
-        part = problem if chain == problem.cp_degrees else replace(problem, cp_degrees=chain, _cache={})
-        if part.homeless().size == 0 if part.min_length else part.first_that_fits(chain[-1]) == 0:
-            return part
-        chain = chain[:-1]
-    return None
 
 
 def divisor_chains(degrees: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -151,7 +138,7 @@ def finish(problem: Problem, ladder: Ladder, blocks: Blocks, wide: Wide) -> Layo
         order, offsets = group_by(filled.bin_of, filled.unit_of_bin.size)
         unit = filled.unit_of_bin
     else:
-        unit_of = _spread(work, load[starts], pace, ladder.lower_bound_ns)
+        unit_of = _spread(work, tokens, load[starts], pace, room, ladder.lower_bound_ns)
         lists, list_bounds = group_by(unit_of, units)
         order, offsets, unit = place.first_fit(tokens, lists, list_bounds, room)
     block = np.concatenate([cut.block, unit])
@@ -264,15 +251,15 @@ def _fair_end(problem: Problem, ladder: Ladder, load: Ints, rest: Ints) -> float
     return float(exact_sum(load * speed) + rest_ns + fixed) / exact_sum(speed)
 
 
-def _spread(work: Ints, load: Ints, pace: Ints, bound: int) -> Ints:
+def _spread(work: Ints, tokens: Ints, load: Ints, pace: Ints, room: Ints, bound: int) -> Ints:
     """[S] unit of each sample, longest first onto the least loaded; micro-batches are free of cost.
 
     Where the end lies above the bound, the fullest unit trades with others. The tolerance and the number of
     trades follow the units, so that trading stays below the greedy's time. Updates ``load``.
     """
     units = load.size
-    if np.any(pace != pace[0]):
-        unequal: Ints = place.least_finish(work, load, pace, SPEED_UNIT)
+    if np.any(pace != pace[0]) or tokens.max(initial=0) > room.min():
+        unequal: Ints = place.least_finish(work, tokens, load, pace, room, SPEED_UNIT)
         return unequal
     unit_of: Ints = place.least_loaded(work, load, max(1, (units - 1).bit_length())).astype(np.int64)
     if work.size and load.max() > bound * (1 + max(2e-5, 5e-7 * units)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,13 +65,6 @@ class Problem:
         return int(self.rows.size)
 
     @property
-    def _caps(self) -> Ints:
-        if "caps" not in self._cache:
-            self._cache["caps"] = np.sort(self.max_tokens)
-        caps: Ints = self._cache["caps"]
-        return caps
-
-    @property
     def ranks(self) -> int:
         """Data ranks."""
         return self.topology.ranks
@@ -78,7 +72,10 @@ class Problem:
     @property
     def same_caps(self) -> bool:
         """Whether all ranks hold as many tokens."""
-        return bool(self._caps[0] == self._caps[-1])
+        if "same caps" not in self._cache:
+            self._cache["same caps"] = bool(self.max_tokens.min() == self.max_tokens.max())
+        same: bool = self._cache["same caps"]
+        return same
 
     def work_ns(self, cp_degree: int = 1) -> Ints:
         """[S] nanoseconds of each sample on every rank of a group, without the fixed cost."""
@@ -118,8 +115,15 @@ class Problem:
         return np.stack([self.cost.nanoseconds(lengths, d) for d in cp_degrees])
 
     def group_room(self, cp_degree: int) -> int:
-        """Tokens that the roomiest group of ``cp_degree`` ranks there could be holds."""
-        return cp_degree * int(self._caps[-cp_degree])
+        """Tokens that the roomiest group of ``cp_degree`` ranks holds."""
+        if self.same_caps:
+            return cp_degree * int(self.max_tokens[0])
+        key = "room", cp_degree
+        if key not in self._cache:
+            members = self.topology.group_starts(cp_degree)[:, None] + np.arange(cp_degree)
+            self._cache[key] = cp_degree * int(self.max_tokens[members].min(axis=1).max())
+        room: int = self._cache[key]
+        return room
 
     def first_that_fits(self, cp_degree: int) -> int:
         """First sample that some group of this degree can hold; all shorter ones fit as well."""
@@ -137,6 +141,20 @@ class Problem:
         """[D] first sample below each degree's least length; all shorter ones are too."""
         least = [self.min_length.get(d, 0) for d in self.cp_degrees]
         return np.array([first_at_most(self.num_tokens, n - 1) for n in least], np.int64)
+
+
+def that_holds(problem: Problem, chain: tuple[int, ...]) -> Problem | None:
+    """The problem on those degrees of ``chain`` whose widest holds every sample, if there are any.
+
+    The widest degrees are left out where a small cap cannot hold even the alignment padding of their groups,
+    or where every group has a member with little memory.
+    """
+    while chain:
+        part = problem if chain == problem.cp_degrees else replace(problem, cp_degrees=chain, _cache={})
+        if part.first_that_fits(chain[-1]) == 0 and not (part.min_length and part.homeless().size):
+            return part
+        chain = chain[:-1]
+    return None
 
 
 def padded(num_tokens: Ints, cp_degree: int) -> Ints:
@@ -235,7 +253,9 @@ def _check_min_length(min_length: Mapping[int, int], degrees: tuple[int, ...]) -
             f"min_length must map degrees of cp_degrees {degrees} to whole numbers of tokens, got "
             f"{dict(min_length)!r}."
         )
-    return {int(degree): int(least) for degree, least in min_length.items()}
+    # Pieces get shorter with the degree, and plans rest on that: wider ones take nothing shorter.
+    rising = itertools.accumulate((int(min_length.get(degree, 0)) for degree in degrees), max)
+    return {degree: least for degree, least in zip(degrees, rising, strict=True) if least > 0}
 
 
 def _check_capacity(max_tokens: int | Sequence[int] | Ints, ranks: int) -> Ints:

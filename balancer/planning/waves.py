@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from balancer._kernels import waves as kernels
 from balancer._kernels.fill import fill
-from balancer._kernels.place import first_fit
+from balancer._kernels.place import first_fit, tightest_fit
 from balancer._kernels.ride import ride
 from balancer.planning.blocks import Blocks, make_blocks
 from balancer.planning.ladder import Ladder, ladder_of
 from balancer.planning.layout import SPEED_UNIT, Layout, layout_of, objective_ns
-from balancer.planning.problem import Ints, Problem, padded
+from balancer.planning.problem import Ints, Problem, padded, that_holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,10 @@ DENSE = 0.8
 
 def divide(problem: Problem) -> Layout | None:
     """The best of several numbers of slots and heights; None where none of them holds the step."""
+    part = that_holds(problem, problem.cp_degrees)
+    if part is None:
+        return None
+    problem = part
     ladder, blocks = ladder_of(problem), make_blocks(problem)
     ways = WAYS[:1] if ladder.degrees.size == 1 else WAYS
     best: Layout | None = None
@@ -202,10 +206,12 @@ def _fill(work: Ints, tokens: Ints, target: Ints, pace: Ints, room: Ints) -> Int
 
 
 def _pack(tokens: Ints, room: Ints) -> Ints | None:
-    """[S] unit of each sample by first fit; None where the units are too few."""
-    packed, bounds, _ = first_fit(
-        tokens, np.arange(tokens.size), np.array([0, tokens.size]), room.min(keepdims=True)
-    )
+    """[S] unit of each sample, packed tightly; None where the units are too few."""
+    unit_of: Ints
+    if np.any(room != room[:1]):
+        unit_of = tightest_fit(tokens, room.copy())
+        return unit_of if unit_of.min(initial=0) >= 0 else None
+    packed, bounds, _ = first_fit(tokens, np.arange(tokens.size), np.array([0, tokens.size]), room[:1])
     if bounds.size - 1 > room.size:
         return None
     unit_of = np.empty(tokens.size, np.int64)

@@ -200,3 +200,31 @@ def test_check_plan_names_the_law_that_is_broken(change, law):
         check_plan(broken, lengths, max_tokens=1000, cost=COST, cp_degrees=(1, 2))
     with pytest.raises(ValueError, match="no micro-batch exceeds its cap"):
         check_plan(plan, lengths, max_tokens=500)
+
+
+@pytest.mark.parametrize("sync", ["step", "micro_batch"])
+@pytest.mark.parametrize("fixed", [0.0, 0.1])
+@pytest.mark.parametrize("ranks", [2, 40])
+def test_long_samples_run_where_the_memory_is(sync, fixed, ranks):
+    caps = np.full(ranks, 10)
+    caps[-1] = 100
+    lengths = np.array([100, 60, 11, 11] + [10] * 3 * ranks)
+    plan = plan_step(
+        lengths,
+        topology=Topology(ranks),
+        max_tokens=caps,
+        cost=CostModel(linear=1e-3, fixed=fixed),
+        sync=sync,
+    )
+    check_plan(plan, lengths, max_tokens=caps)
+    batches = plan.micro_batches
+    homes = [batches.first_rank[m] for m in range(len(batches)) if lengths[batches.samples(m)].max() > 10]
+    assert set(homes) == {ranks - 1}
+
+
+def test_a_group_holds_what_its_smallest_member_does():
+    step = {"topology": Topology(4), "max_tokens": [10, 1, 10, 1], "cp_degrees": (1, 2)}
+    assert admission([12], **step).rows.tolist() == [0]
+    with pytest.raises(ValueError, match="1 of 2 samples fit no allowed degree"):
+        plan_step([12, 10], cost=CostModel(linear=1.0), **step)
+    assert plan_step([10, 10], cost=CostModel(linear=1.0), **step).micro_batches.first_rank.tolist() == [0, 2]

@@ -113,3 +113,14 @@ def test_groups_stay_inside_nodes():
     assert Topology(24, ranks_per_node=12).group_starts(8).tolist() == [0, 16]
     assert Topology(24, ranks_per_node=8).group_starts(16).tolist() == [0]
     assert Topology(7).group_starts(2).tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"balanced"}))
+def test_a_policy_that_cannot_keep_an_option_says_so(policy):
+    step = {"topology": Topology(2), "max_tokens": 10, "cost": CostModel(linear=1.0), "policy": policy}
+    with pytest.raises(ValueError, match=r"needs [456] micro_batches a rank.*more than the 3"):
+        plan_step([9] * 8, micro_batches=3, **step)
+    with pytest.raises(ValueError, match=r"no degree of \(1, 2\) suits all samples.*min_length \{2: 5\}"):
+        plan_step([16, 2], cp_degrees=(1, 2), min_length={2: 5}, **step)
+    with pytest.raises(ValueError, match=r"no degree of \(1,\) suits all samples.*max_tokens is from 5 to 10"):
+        plan_step([9, 2], **{**step, "max_tokens": [10, 5]})
