@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from packing.checks import exact_total
+
 OVERSIZE = ("error", "drop", "truncate", "truncate_left", "split")
 
 Lengths = NDArray[np.signedinteger[Any]]
@@ -85,17 +87,17 @@ def fitting(lengths: Lengths, longest: int, oversize: str, outside: int, empty: 
         )
     too_many = lengths[long].astype(np.int64) - longest
     if oversize == "drop":
-        lost = int(too_many.sum()) + outside * longest
+        lost = exact_total(too_many) + outside * longest
         return _items(np.where(long, 0, lengths), num_samples, empty=empty, dropped=outside, lost_tokens=lost)
     if oversize == "truncate":
         cut = np.minimum(lengths, longest)
-        return _items(cut, num_samples, empty=empty, truncated=outside, lost_tokens=int(too_many.sum()))
+        return _items(cut, num_samples, empty=empty, truncated=outside, lost_tokens=exact_total(too_many))
     if oversize == "truncate_left":
         start = np.zeros(num_samples, np.int64)
         start[long] = too_many
         cut = np.minimum(lengths, longest)
         return _items(
-            cut, num_samples, start=start, empty=empty, truncated=outside, lost_tokens=int(too_many.sum())
+            cut, num_samples, start=start, empty=empty, truncated=outside, lost_tokens=exact_total(too_many)
         )
     return _split(lengths, longest, split=outside, empty=empty)
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from packing.bounds import fewest_packs
+from packing.checks import whole
 from packing.dealt import Dealt, DealtByIds, DealtTogether, empty_ids
 from packing.histogram import Histogram, count_lengths
 from packing.items import OVERSIZE, Items, Lengths, as_lengths, fitting, without
@@ -16,6 +17,7 @@ from packing.packs import Packs
 from packing.strategies import STRATEGIES, WITH_SECOND_BUDGET
 
 MOST_TOKENS = 2**31 - 1  # boundaries inside a pack are int32 (cu_seq_lens)
+MOST_SECOND = 2**31 - 1  # of the second budget in a pack, so that sums over a group fit 64 bits
 
 
 def pack(
@@ -57,6 +59,10 @@ def pack(
         ValueError: an argument is out of range, or a sample does not fit under ``oversize="error"``.
     """
     given = as_lengths(lengths)
+    max_tokens, align = whole("max_tokens", max_tokens), whole("align", align)
+    max_samples = None if max_samples is None else whole("max_samples", max_samples)
+    max_second = None if max_second is None else min(whole("max_second", max_second), MOST_SECOND)
+    seed = None if seed is None else whole("seed", seed)
     _check(max_tokens, strategy, max_samples, align, oversize)
     size = given.size
     if oversize == "split" and not (cost is None and second is None and groups is None and sources is None):
@@ -271,7 +277,7 @@ def _column(numbers: ArrayLike, num_samples: int, name: str) -> NDArray[np.int64
 
 
 def _check(max_tokens: int, strategy: str, max_samples: int | None, align: int, oversize: str) -> None:
-    if strategy not in STRATEGIES:
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
         raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}.")
     if oversize not in OVERSIZE:
         raise ValueError(f"oversize must be one of {', '.join(OVERSIZE)}; got {oversize!r}.")

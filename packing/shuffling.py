@@ -20,7 +20,7 @@ def mixed(*words: int) -> int:
     """A 64-bit hash of integers (SplitMix64 steps), the same on every platform and version."""
     state = 0
     for word in words:
-        state = (state ^ (word & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ (int(word) & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
         state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
         state ^= state >> 31

@@ -11,6 +11,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from packing.checks import whole
 from packing.items import Lengths, as_lengths
 from packing.job import NO_LIMIT
 from packing.packer import pack
@@ -106,7 +107,10 @@ class StreamPacker:
             align: pad each sample to a multiple of so many tokens.
             oversize: ``"error"``, ``"drop"`` or ``"truncate"`` for samples above ``max_tokens``.
         """
-        max_wait = 16 * open_packs if max_wait is None else max_wait
+        max_tokens, open_packs = whole("max_tokens", max_tokens), whole("open_packs", open_packs)
+        window, align = whole("window", window), whole("align", align)
+        max_samples = None if max_samples is None else whole("max_samples", max_samples)
+        max_wait = 16 * open_packs if max_wait is None else whole("max_wait", max_wait)
         if order not in ORDERS or oversize not in OVERSIZE:
             raise ValueError(
                 f"order must be one of {', '.join(ORDERS)} and oversize one of {', '.join(OVERSIZE)}; "
@@ -116,7 +120,7 @@ class StreamPacker:
             "open_packs": open_packs,
             "window": window,
             "align": align,
-            "max_samples": max_samples or 1,
+            "max_samples": 1 if max_samples is None else max_samples,
         }
         for name, number in smallest.items():
             if number < 1:
@@ -131,7 +135,7 @@ class StreamPacker:
         self.order = order
         self.window = window
         self.max_wait = max_wait
-        self.max_samples = NO_LIMIT if max_samples is None else max_samples
+        self.max_samples = NO_LIMIT if max_samples is None else min(max_samples, NO_LIMIT)
         self.align = align
         self.oversize = oversize
         self._capacity = max_tokens // align
@@ -198,12 +202,19 @@ class StreamPacker:
                 f"the state belongs to another stream packer: it must have version 1 and {self._settings()}; "
                 f"got version {state.get('version')} and {state.get('settings')}. Build the packer as it was."
             )
-        words = _from_text(state["open"])
+        try:
+            words = _from_text(state["open"])
+            counts = {name: int(state["counts"][name]) for name in self._counts}
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise ValueError(
+                f"the state of a stream packer must be what state_dict gave, unchanged; reading it failed: "
+                f"{error!r}. Load it from an intact checkpoint."
+            ) from error
         position, closed, num_open = (int(word) for word in words[:3])
         samples, ages, residuals, heights = words[3 : 3 + 4 * num_open].reshape(4, num_open)
         firsts, rest = np.split(words[3 + 4 * num_open :], [num_open])
         gaps, self._waiting = np.split(rest, [int((samples - 1).sum())])
-        self._counts = dict(state["counts"])
+        self._counts = counts
         self._clear(position, closed)
         members = [
             np.cumsum(np.concatenate([[position - first], gap]))
