@@ -40,6 +40,8 @@ WAYS = tuple(
     Way(height=height, riders=riders) for height in (1.0, 1.15, 1.4, 2.0) for riders in (True, False)
 )
 
+NARROW = Way(height=64.0, riders=False, tight=True)
+
 DENSE = 0.8
 """Share of the work that is dealt by density before the rest is dealt by time."""
 
@@ -59,8 +61,11 @@ def divide(problem: Problem) -> Layout | None:
         layouts = [build(problem, ladder, blocks, slots, way) for way in ways]
         even = any(layout is not None for layout in layouts)
         if not even:
-            # Even work leaves too little room somewhere: pack as tightly as first fit does.
-            layouts = [build(problem, ladder, blocks, slots, replace(way, tight=True)) for way in ways]
+            # Even work leaves too little room somewhere: pack as tightly as first fit does, at last with
+            # larger degrees only for samples that need their memory.
+            layouts = [
+                build(problem, ladder, blocks, slots, replace(way, tight=True)) for way in (*ways, NARROW)
+            ]
         improved = False
         for layout in layouts:
             if layout is not None:
@@ -91,7 +96,7 @@ def slot_counts(problem: Problem) -> Iterator[int]:
 def build(problem: Problem, ladder: Ladder, blocks: Blocks, slots: int, way: Way) -> Layout | None:
     """A layout of that many slots, or None where a sample finds no room."""
     mean = ladder.lower_bound_ns / (slots + problem.topology.pipeline_stages - 1)
-    ranges = ladder.clamped_ranges(problem, way.height * mean)
+    ranges = ladder.clamped_ranges(problem, min(way.height * mean, 2.0**60))
     count = int(ranges[0])
     taken = np.zeros((slots, problem.ranks), np.bool_)
     heights = np.full(slots, int(mean))
