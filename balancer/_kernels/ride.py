@@ -20,6 +20,17 @@ def ride(tokens, time, level, degree, free, end, first, last, pace, unit, load):
     batch_of = np.full(count, -1, np.int64)
     # next_free[i]: the first candidate from i on that rides nowhere yet, with path halving.
     next_free = np.arange(count + 1)
+    # first_of[k]: the first candidate of fewer than ``k << shift`` tokens. It leaves few steps to bisection,
+    # which took half of the time of 25,000 micro-batches.
+    shift = 0
+    while count > 0 and tokens[0] >> shift >= 1024:
+        shift += 1
+    first_of = np.empty(1026, np.int64)
+    at = count
+    for k in range(1026):
+        while at > 0 and tokens[at - 1] < k << shift:
+            at -= 1
+        first_of[k] = at
     for m in range(level.size):
         if level[m] < 0:
             continue
@@ -34,8 +45,9 @@ def ride(tokens, time, level, degree, free, end, first, last, pace, unit, load):
         while True:
             room = free[m] // pieces * pieces
             # The first candidate that fits: they fall, so that all later ones fit as well.
-            lo = i
-            hi = count
+            bucket = min(max(room, 0) >> shift, 1024)
+            lo = max(i, first_of[bucket + 1])
+            hi = max(i, first_of[bucket])
             while lo < hi:
                 middle = (lo + hi) // 2
                 if tokens[middle] <= room:

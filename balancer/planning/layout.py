@@ -110,7 +110,7 @@ def step_times_ns(
     if num_slots == 0:
         return rank_time, 0
     if problem.sync == "step":
-        by_slot = np.argsort(slot, kind="stable")
+        by_slot, _ = group_by(slot, int(slot.max(initial=-1)) + 1)
         ends = finish_times(layout.first_rank, layout.cp_degree, by_slot, cost, pace, SPEED_UNIT)
         return rank_time, int((ends + later_stages * largest).max())
     maxima = sums.slot_maxima(
@@ -152,7 +152,8 @@ def make_plan(problem: Problem, layout: Layout, *, lower_bound_ns: int, policy: 
     slot, num_slots = slots_of(problem, layout)
     cost, tokens = batch_columns(problem, layout)
     rank_time, step_time = step_times_ns(problem, layout, cost, slot, num_slots)
-    by_slot = np.argsort(slot * problem.ranks + layout.first_rank, kind="stable")
+    by_rank, _ = group_by(layout.first_rank, problem.ranks)
+    by_slot = by_rank[group_by(slot[by_rank], int(slot.max(initial=-1)) + 1)[0]]
     order, offsets = sums.reorder(problem.rows, layout.order, layout.offsets, by_slot)
     batches = MicroBatches(
         first_rank=layout.first_rank[by_slot].astype(np.int32),

@@ -39,7 +39,7 @@ CHAINS = 4
 """Chains of degrees that are planned to the end."""
 
 RIDERS = 0.7
-"""Largest share of the short samples that may ride in wide micro-batches."""
+"""Largest share of the samples of at most half a micro-batch that may ride in wide micro-batches."""
 
 SPARES = (0.002, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.4)
 """Room for tokens above what is needed, in the order of trial."""
@@ -47,8 +47,11 @@ SPARES = (0.002, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, 0.4)
 ROUNDS = 4
 """Micro-batches a unit, below which a whole number for every unit is tried as well."""
 
-MANY = 16_384
-"""Samples above which only the first two are tried: micro-batches of many samples fill well."""
+MANY = 4096
+"""Samples above which two numbers of micro-batches are tried, at 4 ms each for 60,000 samples."""
+
+SKIPPED = 10.0
+"""The second one costs at least this part of what the first one's unevenness costs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -193,7 +196,7 @@ def _rank_loads(problem: Problem, ladder: Ladder, blocks: Blocks, cut: Cut) -> I
 def _with_riders(
     problem: Problem, ladder: Ladder, blocks: Blocks, cut: Cut, rest: Ints, load: Ints
 ) -> tuple[Cut, Ints]:
-    """Fill the wide micro-batches with short samples; returns them and the samples that are left.
+    """Fill the wide micro-batches with shorter samples; returns them and the samples that are left.
 
     A sample that rides saves its share of a micro-batch of its own, ``fixed / cap`` a token, and pays for
     communication. With FlexSP's numbers that is 38 us against 14 to 17 inside a node. Updates ``load``.
@@ -218,21 +221,25 @@ def _with_riders(
     level = np.where(pays[level], level, -1)
     room = int(free[level >= 0].sum())
     short = problem.first_too_short()[np.flatnonzero(pays)].min(initial=len(problem))
-    candidates = rest[(problem.num_tokens[rest] * 4 <= blocks.room[0]) & (rest < short)]
-    lengths = problem.num_tokens[candidates]
-    if room <= 0 or candidates.size == 0:
+    able = rest[rest < short]
+    # Two above half the room never share a micro-batch of their own, so that all of these may ride.
+    large = problem.num_tokens[able] * 2 > blocks.room[0]
+    others = able[~large]
+    if room <= 0 or able.size == 0:
         return cut, rest
-    # Every k-th of them, so that short ones of all lengths stay for the ends.
-    share = min(RIDERS, room / float(lengths.sum()))
-    picked = np.diff(np.floor(np.arange(candidates.size + 1) * share)) > 0
-    candidates = candidates[picked]
+    # Every k-th of the others, so that short ones of all lengths stay for the ends.
+    share = min(RIDERS, room / max(float(problem.num_tokens[others].sum()), 1.0))
+    picked = np.diff(np.floor(np.arange(others.size + 1) * share)) > 0
+    candidates = np.concatenate([able[large], others[picked]])
     end = _fair_end(problem, ladder, load, rest)
     first = blocks.starts[cut.block]
+    used_levels = np.unique(level[level >= 0])
+    row = np.searchsorted(used_levels, level)
     batch_of = ride(
         problem.num_tokens[candidates],
-        problem.work_ns_of(ladder.degrees.tolist(), candidates),
-        level, degree, free, np.full(degree.size, int(end)), first, first + degree, slowness(problem),
-        SPEED_UNIT, load,
+        problem.work_ns_of(ladder.degrees[used_levels].tolist(), candidates),
+        np.where(level >= 0, row, -1), degree, free, np.full(degree.size, int(end)), first, first + degree,
+        slowness(problem), SPEED_UNIT, load,
     )  # fmt: skip
     rides = batch_of >= 0
     everyone = np.concatenate([cut.order, candidates[rides]])
@@ -282,27 +289,44 @@ class Filled:
 
 def fill_counted(work: Ints, tokens: Ints, load: Ints, pace: Ints, room: Ints, fixed: int) -> Filled:
     """The best of some numbers of micro-batches, when each one costs."""
-    best: Filled | None = None
-    held = int(tokens.sum())
-    spares = SPARES if work.size <= MANY else SPARES[:2]
-    needed = [math.ceil(held * (1 + spare) / room.max()) for spare in spares]
+    held, total = int(tokens.sum()), int(work.sum())
+    needed = [math.ceil(held * (1 + spare) / room.max()) for spare in SPARES]
     # Where one micro-batch holds more than a unit's share, the fewest would leave units empty.
     if needed[0] < ROUNDS * load.size:
         needed.append(-(-needed[0] // load.size) * load.size)
-    for batches in dict.fromkeys(needed):
-        counts = share_counts(load, pace, int(work.sum()), batches, fixed)
-        filled = fill_once(work, tokens, load, pace, room, fixed, counts)
+    best: Filled | None = None
+    skip = 0.0
+    for batches in sorted(set(needed)):
+        even = even_end(load, pace, total, batches, fixed)
+        # No more micro-batches than these can end earlier than they would evenly.
+        if best is not None and even >= best.end_ns:
+            break
+        if even < skip:
+            continue
+        filled = fill_once(
+            work, tokens, load, pace, room, fixed, share_counts(load, pace, total, batches, fixed)
+        )
         if best is None or filled.end_ns < best.end_ns:
             best = filled
+        if work.size > MANY:
+            if skip > 0:
+                break
+            skip = even + (filled.end_ns - even) / SKIPPED
     assert best is not None
     return best
+
+
+def even_end(load: Ints, pace: Ints, work: int, batches: int, fixed: int) -> float:
+    """When all units end, were the work and the fixed costs of ``batches`` micro-batches spread evenly."""
+    speed = SPEED_UNIT / pace
+    return float((exact_sum(load * speed) + work + fixed * batches) / exact_sum(speed))
 
 
 def share_counts(load: Ints, pace: Ints, work: int, batches: int, fixed: int) -> Ints:
     """[U] how many of ``batches`` micro-batches each unit gets, so that all may end together."""
     speed = SPEED_UNIT / pace
     mean = work / batches + fixed
-    end = (exact_sum(load * speed) + work + fixed * batches) / exact_sum(speed)
+    end = even_end(load, pace, work, batches, fixed)
     share = np.maximum((end - load) * speed / mean, 0.0)
     share *= batches / max(exact_sum(share), 1e-9)
     counts: Ints = np.floor(share).astype(np.int64)
@@ -318,7 +342,7 @@ def fill_once(
     """Fill the micro-batches that each unit was given; what fits nowhere opens more."""
     units = load.size
     speed = SPEED_UNIT / pace
-    end = (exact_sum(load * speed) + int(work.sum()) + fixed * int(counts.sum())) / exact_sum(speed)
+    end = even_end(load, pace, int(work.sum()), int(counts.sum()), fixed)
     target = ((end - load) * speed).astype(np.int64) - fixed * counts
     first_bin = np.concatenate([[0], np.cumsum(counts)])
     sums = np.cumsum(work)
