@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from balancer.sharding import alignment
+from loaders.faults import ON_ERROR
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,19 @@ def refuse_streams(dataset: Any) -> None:
             "IterableDataset. Open its files with open_source, keep its samples in a datasets.Dataset or "
             "files, or leave max_tokens out and pack the stream with packing.StreamPacker."
         )
+
+
+def check_faults(on_error: str, max_errors: Any, quarantine: Any) -> None:
+    """How samples that cannot be read are treated."""
+    check_choice("on_error", on_error, ON_ERROR)
+    share = isinstance(max_errors, float) and 0.0 <= max_errors <= 1.0
+    count = isinstance(max_errors, int) and not isinstance(max_errors, bool) and max_errors >= 0
+    if not share and not count:
+        raise ValueError(
+            f"max_errors must be a whole number of samples or a share from 0.0 to 1.0, got {max_errors!r}."
+        )
+    if quarantine is not None and on_error != "skip":
+        raise ValueError('quarantine only has an effect with on_error="skip": else the first error raises.')
 
 
 def check_count(name: str, value: Any) -> None:

@@ -19,6 +19,7 @@ from loaders.batch import Batch
 from loaders.catalog import media_of
 from loaders.collate import Packed
 from loaders.media.presence import Fillers, fillers_of
+from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
 from loaders.shares import Share, shares_of_rank
 from loaders.state import Cursor
@@ -122,6 +123,7 @@ class Balanced:
         metrics: counters of given-out steps.
         groups: makes this process's `ContextGroups` when the first iteration starts, on all ranks alike;
             gives ``None`` where batches need no process group.
+        quarantine: takes the samples that could not be read; ``None``: there are none.
     """
 
     def __init__(
@@ -132,10 +134,12 @@ class Balanced:
         reading: Callable[[ShareQueue], Iterable[Packed | Batch]],
         metrics: Metrics,
         groups: Callable[[], ContextGroups | None],
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.planning = planning
         self.rank = rank
         self.metrics = metrics
+        self.quarantine = quarantine
         self._make_groups = groups
         self._groups: ContextGroups | None = None
         self._has_groups = False
@@ -218,6 +222,9 @@ class BalancedIterator(Iterator[Batch]):
         owner.metrics.batches += 1
         owner.metrics.dummies += batch.place.is_dummy
         owner.metrics.counts.update(batch.counts)
+        if owner.quarantine is not None:
+            for fault in batch.faults:
+                owner.quarantine.add(fault)
         owner.last_planned = self._given[0]
         if batch.last_in_step:
             planned = self._given.popleft()

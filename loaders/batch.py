@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from loaders.faults import Fault
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Place:
@@ -69,6 +71,8 @@ class Batch(dict[str, Any]):
     """Further columns of the samples, one value for each row of ``sample_ids``."""
     counts: Mapping[str, int] = MappingProxyType({})
     """What happened to the samples when they were read: rejected, corrected, repaired."""
+    faults: tuple[Fault, ...] = ()
+    """Samples that could not be read: they keep their places, tokens 0 and labels -100."""
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.faults import raise_named
 from loaders.sources.base import Rows, Source
 from packing.table import SampleTable
 
@@ -206,5 +207,8 @@ def _cut(table: SampleTable, catalogs: Sequence[Catalog], capacity: int, *, spli
 
 
 def _labels(source: Source, row: int) -> NDArray[np.integer[Any]]:
-    rows: Rows = source.read(np.array([row], np.int64))
+    try:
+        rows: Rows = source.read(np.array([row], np.int64))
+    except Exception as error:
+        raise_named(source, row, "plan", error)
     return rows.input_ids if rows.labels is None else rows.labels

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from balancer.sharding import Shard, shard
 from loaders import _kernels
 from loaders.batch import Batch, Place
+from loaders.faults import Fault
 from loaders.recycle import BATCHES
 
 IGNORED = -100
@@ -58,6 +59,8 @@ class Packed:
     """Further inputs with a value for each token; ``position_ids`` among them replaces the plain one."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What happened to the samples when they were read, for the loader's metrics."""
+    faults: tuple[Fault, ...] = ()
+    """Samples that could not be read, for the loader to count and write down."""
 
     def pin_memory(self, device: Any = None) -> Batch:
         """Called in torch's pinning thread, which so does the laying out as well."""
@@ -87,6 +90,8 @@ class Packed:
     def _batch(self, inputs: Mapping[str, Any], place: Place) -> Batch:
         batch = Batch(inputs, place=place, columns=self.columns)
         batch.counts = self.counts
+        if self.faults:
+            batch.faults = self.faults
         return batch
 
 

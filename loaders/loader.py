@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from balancer.runtime import world
 from loaders.arguments import (
     check_choice,
     check_count,
+    check_faults,
     check_order,
     checked_degrees,
     checked_pads,
@@ -34,6 +36,7 @@ from loaders.balanced import (
 )
 from loaders.catalog import OVERSIZE
 from loaders.encoders import encoders_too, filler_room, filler_sizes
+from loaders.faults import open_quarantine
 from loaders.groups import context_groups
 from loaders.metrics import Metrics
 from loaders.opening import open_order
@@ -90,6 +93,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         fill_media: give a rank that has no medium of a kind which others have the smallest one there is, so
             that all run the same encoders; ``None``: where ranks meet in every micro-batch. Takes the
             filler's few tokens off ``max_tokens``.
+        on_error: ``"raise"``, or ``"skip"``: a sample that cannot be read keeps its place with labels -100,
+            so all ranks stay aligned; one whose length cannot be found is left out. Media have their own
+            rules (`MediaRules`).
+        max_errors: samples that may be skipped before the run stops, on each rank: a number, or a share of
+            all rows.
+        quarantine: JSON lines on the skipped samples are appended to this file.
 
     Raises:
         ValueError: arguments that are out of range, conflict or have no effect in the chosen mode.
@@ -132,6 +141,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         engine: str = "local",
         phases: Mapping[str, Any] | None = None,
         fill_media: bool | None = None,
+        on_error: str = "raise",
+        max_errors: int | float = 0.01,
+        quarantine: str | os.PathLike[str] | None = None,
     ) -> None:
         torch_arguments: dict[str, Any] = {
             "num_workers": num_workers,
@@ -166,6 +178,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     "engine": (engine, "local"),
                     "phases": (phases, None),
                     "fill_media": (fill_media, None),
+                    "on_error": (on_error, "raise"),
+                    "max_errors": (max_errors, 0.01),
+                    "quarantine": (quarantine, None),
                 }
             )
             self._balanced = None
@@ -181,6 +196,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         check_choice("policy", policy, POLICIES)
         check_choice("oversize", oversize, OVERSIZE)
         check_choice("engine", engine, ENGINES)
+        check_faults(on_error, max_errors, quarantine)
         refuse_streams(dataset)
         if not in_order:
             logger.warning("in_order=False has no effect with max_tokens: a step's last batch comes last.")
@@ -207,6 +223,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             shuffle=bool(shuffle),
             seed=self.seed,
             samples_per_step=samples,
+            on_bad="skip" if on_error == "skip" else "error",
         )
         steps = Steps(
             order=opened.order,
@@ -237,6 +254,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             capacity=capacity,
             collate_fn=collate_fn,
             pad_to=self.pad_to,
+            skip_faults=on_error == "skip",
         )
         reading_arguments = {**torch_arguments, "collate_fn": None, "in_order": True}
 
@@ -261,12 +279,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         self._identity = opened.identity
         self._names = opened.names
+        faults = None
+        if on_error == "skip":
+            sources = [catalog.source for catalog in opened.catalogs]
+            path = None if quarantine is None else os.fspath(quarantine)
+            faults = open_quarantine(sources, max_errors, path, writes_lengths=self.rank == 0)
         self._balanced = Balanced(
             planning,
             rank=self.rank,
             reading=reading,
             metrics=Metrics.of(max_tokens, len(opened.catalogs)),
             groups=lambda: context_groups(self.topology, self.rank, self.cp_degrees, device_mesh),
+            quarantine=faults,
         )
 
     # ---------------------------------------------------------------- iteration
@@ -339,6 +363,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         report = balanced.metrics.report(self._names, self._filler_sizes)
         for name in ("kept", "dropped", "truncated", "split", "empty"):
             report[name] = sum(catalog.counts[name] for catalog in catalogs)
+        report["skipped"] = 0 if balanced.quarantine is None else len(balanced.quarantine.rejected)
         report["cut_tokens"] = sum(catalog.cut_tokens for catalog in catalogs)
         report["cost"] = "generic decoder" if self.cost_is_generic else "given"
         return report

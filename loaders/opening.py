@@ -33,6 +33,7 @@ def open_order(
     shuffle: bool,
     seed: int,
     samples_per_step: int | None,
+    on_bad: str = "error",
 ) -> Opened:
     """Look the data's lengths up and lay the order over what is usable.
 
@@ -43,7 +44,7 @@ def open_order(
     if mixture is not None and length is not None:
         raise ValueError("length has no effect on a Mixture: pass it to open_source for each source.")
     leaves = [] if mixture is None else mixture.leaves()
-    sources = [as_source(dataset, length)] if mixture is None else [leaf.source for leaf in leaves]
+    sources = [as_source(dataset, length, on_bad)] if mixture is None else [leaf.source for leaf in leaves]
     catalogs = [open_catalog(source, capacity=capacity, oversize=oversize) for source in sources]
     _check_something_left(catalogs)
     identity = {
@@ -71,7 +72,7 @@ def _shortened(identity: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def as_source(dataset: Any, length: Any = None) -> Source:
+def as_source(dataset: Any, length: Any = None, on_bad: str = "error") -> Source:
     """A `Source` as it is; anything else through `open_source`."""
     if isinstance(dataset, Source):
         if length is not None:
@@ -79,7 +80,7 @@ def as_source(dataset: Any, length: Any = None) -> Source:
         return dataset
     from loaders.sources import open_source
 
-    return open_source(dataset, length=length)
+    return open_source(dataset, length=length, on_bad=on_bad)
 
 
 def _check_something_left(catalogs: Sequence[Catalog]) -> None:

@@ -14,11 +14,15 @@ from torch.utils.data import Dataset
 from loaders import _kernels
 from loaders.batch import Place
 from loaders.collate import IGNORED, Packed, TokenRows
+from loaders.faults import Fault, fault_of, named
 from loaders.joins import Join, join_columns, joins_of
 from loaders.shares import Share
+from loaders.skipping import read_rows, replaced
 from loaders.sources.base import Rows, Source, samples_of
 
 CollateFn = Callable[[list[Any]], Any]
+NAMED = 4
+"""Samples that a message about a whole batch names."""
 
 
 class Reader(Dataset[Packed]):
@@ -30,6 +34,7 @@ class Reader(Dataset[Packed]):
             source has them, and the further columns); ``None``: the flat layout.
         capacity: tokens of the longest sample; longer rows are cut.
         pad_to: allowed token counts of a batch, rising.
+        skip_faults: let a sample that cannot be read keep its place without training anything.
     """
 
     def __init__(
@@ -39,7 +44,9 @@ class Reader(Dataset[Packed]):
         capacity: int,
         collate_fn: CollateFn | None = None,
         pad_to: Sequence[int] = (),
+        skip_faults: bool = False,
     ) -> None:
+        self.skip_faults = skip_faults
         self.sources = list(sources)
         self.capacity = capacity
         self.collate_fn = collate_fn
@@ -48,12 +55,16 @@ class Reader(Dataset[Packed]):
         self._fillers: dict[str, Rows] = {}
 
     def __getitem__(self, share: Share) -> Packed:
-        rows = self.read(share)
+        faults: list[Fault] = []
+        rows = self.read(share, faults)
         counts = _counts(rows)
         place = place_of(share)
         inputs = None
         if self.collate_fn is not None and len(share):
             inputs = self._collate(share, rows)
+            if rows.rejects:
+                lost = int(share.num_loss_tokens[list(rows.rejects)].sum())
+                place = place.with_(num_loss_tokens=place.num_loss_tokens - lost)
             rows = Rows(input_ids=rows.input_ids[:0], offsets=rows.offsets[:1], columns=rows.columns)
         elif rows.labels is not None:
             place = self._with_labels(place, share, rows)
@@ -77,6 +88,7 @@ class Reader(Dataset[Packed]):
                 for name, array in token_rows.items()
             },
             counts=counts,
+            faults=tuple(faults),
         )
 
     def _filled(self, rows: Rows, place: Place, share: Share) -> tuple[Rows, Place]:
@@ -88,36 +100,46 @@ class Reader(Dataset[Packed]):
         seq_lengths = np.concatenate([share.num_tokens, lengths]).astype(np.int32)
         return append_fillers(rows, added, self.joins), place.with_(seq_lengths=seq_lengths)
 
-    def read(self, share: Share) -> Rows:
-        """Payload of a share's samples and pieces, in its order."""
+    def read(self, share: Share, faults: list[Fault]) -> Rows:
+        """Payload of a share's samples and pieces, in its order. Skipped samples are added to ``faults``."""
         if len(share) == 0:
             return Rows(input_ids=np.zeros(0, np.int64), offsets=np.zeros(1, np.int64))
         present = share.source[:1] if len(self.sources) == 1 else np.unique(share.source)
         if present.size == 1:
-            return self._pieces(int(present[0]), share, slice(None))
+            return self._pieces(int(present[0]), share, slice(None), faults)
         parts = [
-            (mine := np.flatnonzero(share.source == s), self._pieces(int(s), share, mine)) for s in present
+            (mine := np.flatnonzero(share.source == s), self._pieces(int(s), share, mine, faults))
+            for s in present
         ]
         return _interleave(parts, share.num_tokens)
 
-    def _pieces(self, number: int, share: Share, mine: NDArray[np.int64] | slice) -> Rows:
+    def _pieces(
+        self, number: int, share: Share, mine: NDArray[np.int64] | slice, faults: list[Fault]
+    ) -> Rows:
         """The samples at ``mine``, all of one source."""
         source = self.sources[number]
         start, num_tokens = share.start[mine], share.num_tokens[mine]
-        rows = source.read(share.row[mine])
+        skip = self.skip_faults and source.divisible  # media have rules of their own for what is bad
+        rows, found = read_rows(source, share.row[mine], start + num_tokens, skip=skip)
+        faults += found
         held = np.diff(rows.offsets)
         if np.array_equal(held, num_tokens):
             return rows
         # only a sample above the capacity is cut, and then every piece but its last is full
         told = start + num_tokens
         wrong = np.flatnonzero((held < told) | ((held > told) & (num_tokens < self.capacity)))
-        if wrong.size:
-            bad = int(wrong[0])
-            raise RuntimeError(
-                f"{source.origin(int(share.row[mine][bad]))}: {held[bad]} tokens were read where its length "
+        for bad in wrong.tolist():
+            row = int(share.row[mine][bad])
+            error = RuntimeError(
+                f"{source.origin(row)}: {held[bad]} tokens were read where its length "
                 f"said {told[bad]}. The plan rests on the lengths: delete the cached lengths if the data has "
                 "changed, or give a length column that holds the true ones."
             )
+            if not skip:
+                raise error
+            faults.append(fault_of(source, row, "read", error))
+        if wrong.size:
+            rows = replaced(rows, dict.fromkeys(wrong.tolist(), "its length is not what it was"), told)
         offsets = np.concatenate([[0], np.cumsum(num_tokens)])
         return Rows(
             input_ids=_runs(rows.input_ids, rows.offsets[:-1] + start, offsets),
@@ -155,7 +177,18 @@ class Reader(Dataset[Packed]):
 
     def _collate(self, share: Share, rows: Rows) -> Mapping[str, Any]:
         assert self.collate_fn is not None
-        inputs = self.collate_fn(samples_of(rows))
+        try:
+            inputs = self.collate_fn(samples_of(rows))
+        except Exception as error:
+            origins = [
+                self.sources[s].origin(int(row)) for s, row in zip(share.source, share.row, strict=True)
+            ]
+            more = f" and {len(origins) - NAMED} more" if len(origins) > NAMED else ""
+            raise named(
+                f"step {share.step}, stage collate_fn: {type(error).__name__}: {error}. The samples were "
+                f"{', '.join(origins[:NAMED])}{more}.",
+                error,
+            ) from error
         if not isinstance(inputs, Mapping):
             raise TypeError(
                 f"with max_tokens, collate_fn must return a mapping of model inputs, it returned "

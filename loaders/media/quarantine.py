@@ -1,4 +1,4 @@
-"""Media that could not be used: counted, written down, and not too many of them."""
+"""Samples and media that could not be used: counted, written down, and not too many of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,27 @@ import json
 import logging
 import os
 from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Protocol
 
 logger = logging.getLogger(__name__)
 
 SHOWN = 5
 """Rejects that are logged one by one; later ones are only counted and written down."""
+
+
+class TooManyRejects(RuntimeError):
+    """More was rejected than the run may lose."""
+
+
+class Reject(Protocol):
+    """A dataclass that names its row; its fields are written down."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def row(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +58,11 @@ class Quarantine:
     """Rows that may be rejected before the run stops: a number, or a share of all rows."""
     num_rows: int = 0
     """Rows of the source, for shares."""
-    rejected: dict[int, RejectedMedium] = field(default_factory=dict)
-    """First reject of each row."""
+    what: str = "media that cannot be used"
+    setting: str = "max_bad"
+    """How the user calls the budget."""
+    rejected: dict[tuple[str, int], Reject] = field(default_factory=dict)
+    """First reject of each row of a source."""
 
     @property
     def limit(self) -> int:
@@ -52,15 +71,15 @@ class Quarantine:
             return max(int(self.max_bad * self.num_rows), 1)
         return self.max_bad
 
-    def add(self, medium: RejectedMedium) -> None:
+    def add(self, medium: Reject) -> None:
         """Count one, and stop the run when they are too many.
 
         Raises:
-            RuntimeError: more rows than `limit` were rejected.
+            TooManyRejects: more rows than `limit` were rejected.
         """
-        if medium.row in self.rejected:
+        if (medium.source, medium.row) in self.rejected:
             return
-        self.rejected[medium.row] = medium
+        self.rejected[medium.source, medium.row] = medium
         if len(self.rejected) <= SHOWN:
             logger.warning("rejected: %s", medium)
         if self.path is not None:
@@ -71,8 +90,8 @@ class Quarantine:
             finally:
                 os.close(descriptor)
         if len(self.rejected) > self.limit:
-            raise RuntimeError(
-                f"{len(self.rejected)} of {self.num_rows} rows of {medium.source} have media that cannot be "
-                f"used, more than the {self.limit} allowed (max_bad={self.max_bad}). The last: {medium}. "
-                "Repair the data, or raise max_bad."
+            raise TooManyRejects(
+                f"{len(self.rejected)} of {self.num_rows} rows of {medium.source} have {self.what}, more "
+                f"than the {self.limit} allowed ({self.setting}={self.max_bad}). The last: {medium}. "
+                f"Repair the data, or raise {self.setting}."
             )

@@ -80,8 +80,6 @@ def open_source(
             f"a source needs rows by number: paths, a datasets.Dataset or a map-style Dataset with "
             f"__getitem__ and __len__; it is {type(spec).__name__}"
         )
-    if on_bad != "error":
-        raise ValueError("on_bad='skip' works on files and datasets.Dataset; a Dataset of your own raises")
     return DatasetSource(
         spec,
         column=column,
@@ -90,6 +88,7 @@ def open_source(
         name=name or type(spec).__name__,
         length=length,
         max_token_id=limit,
+        on_bad=on_bad,
     )
 
 

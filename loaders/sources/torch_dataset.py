@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.faults import Fault, fault_of, must_stop, raise_named
 from loaders.sources.base import Rows, Source
 from loaders.sources.flat import IGNORED, MAX_TOKEN_ID
 
+T = TypeVar("T")
 Length = str | Callable[[Any], int] | NDArray[np.integer[Any]] | Sequence[int] | None
 
 
@@ -32,7 +34,10 @@ class DatasetSource(Source):
         name: str,
         length: Length = None,
         max_token_id: int = MAX_TOKEN_ID,
+        on_bad: str = "error",
     ) -> None:
+        self.on_bad = on_bad
+        self.faults: list[Fault] = []
         self.dataset = dataset
         self.column = column
         self.labels = labels
@@ -70,18 +75,33 @@ class DatasetSource(Source):
     def _count_samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         lengths, loss_tokens = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
         for row in range(len(self)):
-            sample = self.dataset[row]
-            lengths[row] = self._tokens(sample, row).size
-            labels = self._labels(sample, row, int(lengths[row]))
-            loss_tokens[row] = max(lengths[row] - 1, 0) if labels is None else (labels[1:] != IGNORED).sum()
+            lengths[row], loss_tokens[row] = self._tolerated(row, self._count_sample, (0, 0))
         return lengths, loss_tokens
 
+    def _count_sample(self, row: int) -> tuple[int, int]:
+        sample = self.dataset[row]
+        size = int(self._tokens(sample, row).size)
+        labels = self._labels(sample, row, size)
+        return size, max(size - 1, 0) if labels is None else int((labels[1:] != IGNORED).sum())
+
+    def _tolerated(self, row: int, find: Callable[[int], T], otherwise: T) -> T:
+        """What ``find`` says of a row; under ``on_bad="skip"`` a row that it fails on is left out."""
+        try:
+            return find(row)
+        except Exception as error:
+            if must_stop(error) or self.on_bad != "skip":
+                raise_named(self, row, "length", error)
+            self.faults.append(fault_of(self, row, "length", error))
+            return otherwise
+
+    def rejects(self) -> tuple[Fault, ...]:
+        """Rows left out under ``on_bad="skip"``, since their length could not be found; it is 0."""
+        self._scan()
+        return tuple(self.faults)
+
     def _given_lengths(self) -> NDArray[np.int64]:
-        if callable(self.length):
-            made = (int(self.length(self.dataset[row])) for row in range(len(self)))
-            found = np.fromiter(made, np.int64, len(self))
-        elif isinstance(self.length, str):
-            made = (int(self._entry(self.dataset[row], self.length, row)) for row in range(len(self)))
+        if callable(self.length) or isinstance(self.length, str):
+            made = (self._tolerated(row, self._asked_length, 0) for row in range(len(self)))
             found = np.fromiter(made, np.int64, len(self))
         else:
             given = np.asarray(self.length)
@@ -93,6 +113,13 @@ class DatasetSource(Source):
             row = int(np.argmin(found))
             raise ValueError(f"{self.origin(row)}: a length must be 0 or more, it is {found[row]}")
         return found
+
+    def _asked_length(self, row: int) -> int:
+        sample = self.dataset[row]
+        if isinstance(self.length, str):
+            return int(self._entry(sample, self.length, row))
+        assert callable(self.length)
+        return int(self.length(sample))
 
     def read(self, rows: NDArray[np.int64]) -> Rows:
         """Make the samples and lay their tokens end to end."""
