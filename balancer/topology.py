@@ -7,6 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from packing.checks import whole
+
+SLOWEST, FASTEST = 0.001, 1000.0
+"""Speeds that 2**-16 parts of a nanosecond describe to 2 %, and times of which stay within 64 bits."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Topology:
@@ -20,7 +25,7 @@ class Topology:
 
     Raises:
         ValueError: ranks, ranks_per_node or pipeline_stages below 1, or speeds that are not
-            finite positive numbers, one a rank.
+            numbers of 0.001 to 1,000, one a rank.
     """
 
     ranks: int
@@ -30,15 +35,24 @@ class Topology:
 
     def __post_init__(self) -> None:
         for name in ("ranks", "ranks_per_node", "pipeline_stages"):
-            count = getattr(self, name)
-            if count is not None and (int(count) != count or count < 1):
-                raise ValueError(f"Topology.{name} must be a whole number of at least 1, got {count!r}.")
+            given = getattr(self, name)
+            if name == "ranks_per_node" and given is None:
+                continue
+            count = whole(f"Topology.{name}", given)
+            if count < 1:
+                raise ValueError(f"Topology.{name} must be a whole number of at least 1, got {given!r}.")
+            object.__setattr__(self, name, count)
         if self.speed is not None:
             speed = np.asarray(self.speed, dtype=np.float64)
             if speed.shape != (self.ranks,) or not np.all(np.isfinite(speed) & (speed > 0)):
                 raise ValueError(
                     f"Topology.speed must hold {self.ranks} finite positive numbers, one a rank, got "
                     f"{self.speed!r}. Leave it out for equal ranks; take a rank out of the job to stop it."
+                )
+            if speed.min() < SLOWEST or speed.max() > FASTEST:
+                raise ValueError(
+                    f"Topology.speed is relative to the nominal 1.0, at {SLOWEST}..{FASTEST}; "
+                    f"got {speed.min()} to {speed.max()}. Divide by the usual rank's speed."
                 )
             object.__setattr__(self, "speed", speed)
 

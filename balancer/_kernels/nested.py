@@ -6,6 +6,7 @@ import numpy as np
 
 from balancer._kernels.bound import degree_ranges
 from balancer._kernels.heap import heapify, sift_down
+from balancer._kernels.pace import at_pace
 from packing._jit import kernel
 
 
@@ -52,7 +53,7 @@ def place_wide(lo, tokens, time, degrees, fixed, starts, bounds, room, pace, uni
             left[b] -= need
             slow = pace[bounds[j] + b]
             if slow != unit:
-                cost = (cost * slow + unit - 1) // unit
+                cost = at_pace(cost, slow, unit)
             node[i] = bounds[j] + b
             heap[at] += cost << bits
             if at == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from balancer._kernels.heap import heapify, sift_down
+from balancer._kernels.pace import at_pace
 from packing._jit import kernel
 
 
@@ -131,7 +132,7 @@ def least_finish(work, tokens, load, pace, room, unit):
         for u in range(load.size):
             if room[u] < tokens[i]:
                 continue
-            end = load[u] + (work[i] * pace[u] + unit - 1) // unit
+            end = load[u] + at_pace(work[i], pace[u], unit)
             if best < 0 or end < best_end:
                 best = u
                 best_end = end

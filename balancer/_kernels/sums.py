@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from balancer._kernels.pace import at_pace
 from packing._jit import kernel
 
 
@@ -57,7 +58,7 @@ def rank_sums(first_rank, cp_degree, cost, slowness, unit):
         pace = slowness[lo]
         for r in range(lo + 1, hi):
             pace = max(pace, slowness[r])
-        time = cost[m] if pace == unit else (cost[m] * pace + unit - 1) // unit
+        time = cost[m] if pace == unit else at_pace(cost[m], pace, unit)
         for r in range(lo, hi):
             total[r] += time
             largest[r] = max(largest[r], time)
@@ -78,7 +79,7 @@ def slot_maxima(first_rank, cp_degree, slot, cost, slowness, unit, num_slots, id
         pace = slowness[lo]
         for r in range(lo + 1, lo + cp_degree[m]):
             pace = max(pace, slowness[r])
-        time = cost[m] if pace == unit else (cost[m] * pace + unit - 1) // unit
+        time = cost[m] if pace == unit else at_pace(cost[m], pace, unit)
         maxima[slot[m]] = max(maxima[slot[m]], time)
         busy[slot[m]] += cp_degree[m]
     if idle > 0:
@@ -89,5 +90,5 @@ def slot_maxima(first_rank, cp_degree, slot, cost, slowness, unit, num_slots, id
             if busy[k] < ranks:
                 for r in range(ranks):
                     if not taken[k, r]:
-                        maxima[k] = max(maxima[k], (idle * slowness[r] + unit - 1) // unit)
+                        maxima[k] = max(maxima[k], at_pace(idle, slowness[r], unit))
     return maxima

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from balancer._kernels.pace import at_pace
 from packing._jit import kernel
 
 
@@ -110,7 +111,7 @@ def finish_times(first_rank, cp_degree, slot_order, cost, pace, unit):
         for r in range(lo + 1, hi):
             begin = max(begin, free[r])
             slow = max(slow, pace[r])
-        time = cost[m] if slow == unit else (cost[m] * slow + unit - 1) // unit
+        time = cost[m] if slow == unit else at_pace(cost[m], slow, unit)
         for r in range(lo, hi):
             free[r] = begin + time
     return free

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from balancer._kernels.order import first_at_most, longest_first
 from balancer.topology import Topology
+from packing.checks import whole
 from packing.table import SampleTable
 
 Ints = NDArray[np.int64]
@@ -236,7 +237,7 @@ def make_problem(
         cp_degrees=degrees,
         sync=sync,
         micro_batches=None if micro_batches is None else int(micro_batches),
-        seed=int(seed),
+        seed=whole("seed", seed),
         slots_multiple_of=int(slots_multiple_of),
         effort=None if effort is None else int(effort),
         min_length=_check_min_length(min_length or {}, degrees),

@@ -228,3 +228,36 @@ def test_a_group_holds_what_its_smallest_member_does():
     with pytest.raises(ValueError, match="1 of 2 samples fit no allowed degree"):
         plan_step([12, 10], cost=CostModel(linear=1.0), **step)
     assert plan_step([10, 10], cost=CostModel(linear=1.0), **step).micro_batches.first_rank.tolist() == [0, 2]
+
+
+def test_counts_may_be_numpy_numbers():
+    plain = plan_step(lengths_of(3), topology=Topology(8, 4), max_tokens=4000, cost=COST, seed=2)
+    topology = Topology(np.int64(8), np.float64(4.0), pipeline_stages=np.int32(1))
+    other = plan_step(
+        lengths_of(3), topology=topology, max_tokens=np.int32(4000), cost=COST, seed=np.int64(2)
+    )
+    assert other.digest() == plain.digest()
+    assert Topology(2.0).ranks == 2
+
+
+@pytest.mark.parametrize("bad", ["2", 1.5, None, float("nan")])
+def test_counts_that_are_not_whole_get_a_sentence(bad):
+    with pytest.raises(ValueError, match=r"Topology.ranks must be a whole number"):
+        Topology(bad)
+    with pytest.raises(ValueError, match=r"seed must be a whole number"):
+        plan_step([1], topology=Topology(1), max_tokens=4, cost=COST, seed=bad)
+
+
+@pytest.mark.parametrize("speed", [[1.0, 1e-9], [989.0, 2000.0]])
+def test_speeds_far_from_nominal_are_refused(speed):
+    with pytest.raises(ValueError, match=r"relative to the nominal 1.0"):
+        Topology(2, speed=speed)
+
+
+@pytest.mark.parametrize("sync", ["step", "micro_batch"])
+def test_long_times_on_slow_ranks_stay_within_64_bits(sync):
+    # 1,000 s at a thousandth of the speed, in 2**-16 nanoseconds, is 6.5e19.
+    topology = Topology(2, speed=[0.001, 0.001])
+    plan = plan_step([1000] * 50, topology=topology, max_tokens=1000, cost=CostModel(linear=1.0), sync=sync)
+    assert plan.time_s == pytest.approx(25 * 1000 * 1000)
+    assert plan.gap == pytest.approx(0, abs=1e-6)
