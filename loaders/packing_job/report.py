@@ -21,7 +21,9 @@ th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #dde
 .bar i { background: #2f6fde; height: 100%; display: block; }
 code { background: #f0f2f6; padding: .1rem .3rem; } svg text { font-size: 11px; fill: #5a6578; }
 """
-WIDTH, HEIGHT, LEFT, BOTTOM = 860, 240, 10, 30
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 860, 240, 10, 18, 30
+ROOM = 50
+"""A number below the axis is no wider than this."""
 
 
 def write_report(path: Path, manifest: dict[str, Any]) -> None:
@@ -149,7 +151,7 @@ def histogram_svg(histogram: dict[str, list[int]], cap: int) -> str:
 
 
 def _bar(x: float, width: float, share: float, colour: str, title: str) -> str:
-    height = (HEIGHT - BOTTOM) * share
+    height = (HEIGHT - TOP - BOTTOM) * share
     return (
         f'<rect x="{x:.1f}" y="{HEIGHT - BOTTOM - height:.1f}" width="{width:.1f}" height="{height:.1f}" '
         f'fill="{colour}"><title>{title}</title></rect>'
@@ -157,4 +159,5 @@ def _bar(x: float, width: float, share: float, colour: str, title: str) -> str:
 
 
 def _label(x: float, number: int) -> str:
-    return f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}">{number:,}</text>'
+    anchor, x = ("start", x) if x < WIDTH - ROOM else ("end", WIDTH)
+    return f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="{anchor}">{number:,}</text>'
