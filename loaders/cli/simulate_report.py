@@ -62,14 +62,15 @@ class Report:
         setting = self.setting
         stages = f" x {self.pipeline_stages} stages" if self.pipeline_stages > 1 else ""
         table = Table(
+            padding=0,  # ten columns fit a terminal of 80
             title=f"{setting.ranks} ranks{stages} of {setting.max_tokens:,} tokens, CP degrees "
             f"{', '.join(map(str, setting.cp_degrees))}, sync {setting.sync}",
-            caption=f"simulated over {max(map(len, self.outcomes), default=0):,} steps of "
-            f"{setting.global_batch_size:,} samples; {self._cluster_line()}",
+            caption=f"seconds, simulated over {max(map(len, self.outcomes), default=0):,} steps of "
+            f"{setting.global_batch_size:,} samples\n{self._cluster_line()}",
         )
         table.add_column("policy", no_wrap=True)
-        for name in ("step time", "p50", "p95", "p99", "planned", "idle", "MFU", "memory", "tokens/s"):
-            table.add_column(name, justify="right")
+        for name in ("step", "p50", "p95", "p99", "planned", "idle", "MFU", "memory", "tokens/s"):
+            table.add_column(name, justify="right", no_wrap=True)
         for outcome in self.outcomes:
             table.add_row(*_cells(outcome), style="bold" if outcome.policy == "balanced" else "")
         return table
@@ -105,7 +106,7 @@ def _cells(outcome: SimulatedPolicy) -> list[str]:
     times = ("step_time_s", "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "planned_step_time_s")
     return [
         outcome.policy,
-        *(f"{numbers[name]:.4g} s" for name in times),
+        *(f"{numbers[name]:.4g}" for name in times),
         f"{outcome.idle:.1%}",
         "unknown" if outcome.mfu is None else f"{outcome.mfu:.1%}",
         f"{numbers['memory']:.0%}",

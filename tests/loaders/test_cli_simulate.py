@@ -98,6 +98,7 @@ def test_the_table_has_every_policy_the_cluster_and_what_is_unknown(lengths_file
         "1,500 tokens",
     ):
         assert word in result.stdout, word
+    assert "…" not in result.stdout, "a number is cut off"
     assert "unknown" not in run(lengths_file, "--model", config_file).stdout
 
 
