@@ -49,7 +49,11 @@ def run(
         folder.remove_partial_files(work)
         first_pass = tasks(inputs, settings)
         corpus = scan_inputs(first_pass, inputs, settings, work, console)
-        check_corpus(corpus, first_pass, inputs, settings)
+        try:
+            check_corpus(corpus, first_pass, inputs, settings)
+        except ValueError:
+            folder.close(work)  # nothing is written yet: the next try has other settings and need not resume
+            raise
         manifests = []
         for cap in settings.max_tokens:
             shards = write_shards(corpus, first_pass, inputs, settings, cap, work, console)

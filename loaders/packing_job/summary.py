@@ -53,9 +53,11 @@ def counts_table(manifest: dict[str, Any]) -> Table:
     """Rows and tokens by input; columns that are zero everywhere are left out."""
     totals = manifest["counts"]
     shown = [name for name in COUNTED if name in ALWAYS or totals.get(name)]
-    table = Table("input", title=f"max_tokens {manifest['max_tokens']:,}")
+    # a terminal of 80 columns has room for all numbers and enough of a name to tell inputs apart
+    table = Table(title=f"max_tokens {manifest['max_tokens']:,}", padding=0)
+    table.add_column("input", overflow="fold", min_width=12)
     for name in [*shown, "p50", "p99", "max"]:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     accounts = manifest["by_source"]
     for name, account in islice(accounts.items(), MOST_INPUTS):
         lengths = [f"{account['lengths'].get(key, 0):,}" for key in ("p50", "p99", "max")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy.stats import spearmanr
 
 from loaders.packing_job.check import check_folder
 from loaders.packing_job.settings import DEFAULT_COLUMNS, EXTRA_COLUMNS, PackSettings
+from loaders.packing_job.summary import counts_table
 from loaders.sources import open_source
 from packing import STRATEGIES
 from packing import pack as pack_lengths
@@ -120,6 +124,9 @@ def test_u01_the_smallest_inputs(tmp_path: Path) -> None:
         ValueError, match=r"1 of 4 samples are longer than max_tokens 4; .*a\.parquet, row 0 has 5"
     ):
         pack([source], tmp_path / "error", max_tokens=4)
+    pack(
+        [source], tmp_path / "error", max_tokens=4, oversize="drop"
+    )  # nothing stands in the way of a second try
     counts = {
         how: pack([source], tmp_path / how, max_tokens=4, oversize=how)["counts"]
         for how in ("drop", "truncate", "split")
@@ -401,3 +408,16 @@ def test_workers_do_not_change_a_byte(
     same = {name for name in one if name.endswith(".parquet")}
     assert same
     assert {name: one[name] for name in same} == {name: three[name] for name in same}
+
+
+def test_the_summary_tells_inputs_apart_and_cuts_no_number_on_80_columns(tmp_path: Path) -> None:
+    inputs = [write_parquet(tmp_path / f"{name}.parquet", [[1] * 200, [1] * 100]) for name in "ab"]
+    manifest = pack(inputs, tmp_path / "out", oversize="drop")
+    for account in manifest["by_source"].values():
+        account["tokens"] = account["kept_tokens"] = 1_234_567
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(counts_table(manifest))
+    shown = console.export_text()
+    assert shown.count("1,234,567") == 4
+    assert "a.parquet" in re.sub(r"[^\w.]", "", shown)
+    assert "…" not in shown
