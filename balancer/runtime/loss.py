@@ -8,6 +8,7 @@ differ. Wrappers that average gradients (DDP, FSDP) divide by the number of rank
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -43,8 +44,8 @@ def scale_loss(
     A step without labels gives 0, with its graph, so that the backward pass and its collectives still run.
     """
     total = batch.step_loss_tokens if total_weight is None else total_weight
-    if total < 0:
-        raise ValueError(f"step {batch.step}: the step's loss weight must not be negative, got {total}.")
+    if not 0 <= total < math.inf:
+        raise ValueError(f"step {batch.step}: the step's loss weight must be finite, 0 or more; got {total}.")
     return loss_sum * (_gradient_factor(batch, reduction) / total if total else 0.0)
 
 

@@ -101,9 +101,29 @@ def _join(scalars: dict[str, Any], columns: Columns) -> StepPlan:
         else:
             values[owner] = column
     try:
-        return StepPlan(micro_batches=MicroBatches(**batches), **values)
+        plan = StepPlan(micro_batches=MicroBatches(**batches), **values)
     except TypeError as error:
         raise ValueError(f"this plan has other fields than this version knows: {error}.") from error
+    _check_types(plan)
+    return plan
+
+
+def _check_types(plan: StepPlan) -> None:
+    """Every field must be of the type that it is annotated with: JSON can be edited by hand."""
+    scalars, columns = _split(plan)
+    kinds: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
+    for field in fields(StepPlan):
+        value, kind = scalars.get(field.name), kinds.get(str(field.type))
+        if kind is not None and not isinstance(value, kind):
+            raise ValueError(f"this is not a plan: {field.name} must be of type {field.type}, got {value!r}.")
+    for owner, prefix in ((MicroBatches, "micro_batches."), (StepPlan, "")):
+        for field in fields(owner):
+            if not str(field.type).startswith("NDArray"):
+                continue
+            column = columns.get(prefix + field.name)
+            if column is None or column.ndim != 1 or column.dtype.name not in str(field.type):
+                found = "no column" if column is None else f"{column.dtype.name} of shape {column.shape}"
+                raise ValueError(f"this is not a plan: {prefix}{field.name} must be one row, got {found}.")
 
 
 def _check_version(version: Any) -> None:

@@ -209,3 +209,26 @@ def test_planning_loads_neither_rich_nor_matplotlib():
         "sys.exit(any(name in sys.modules for name in ('rich', 'matplotlib', 'torch')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("ranks",), "two"),
+        (("time_s",), None),
+        (("rank_time_s",), 3),
+        (("columns", "rank_time_s", "dtype"), "object"),
+        (("columns", "micro_batches.order", "dtype"), "int8"),
+        (("columns", "micro_batches.order", "values"), [[0]]),
+    ],
+)
+def test_json_with_fields_of_other_types_is_refused(path, value):
+    data = json.loads(plan_of([5]).to_json())
+    if path == ("rank_time_s",):
+        del data["columns"]["rank_time_s"]
+    owner = data
+    for key in path[:-1]:
+        owner = owner[key]
+    owner[path[-1]] = value
+    with pytest.raises(ValueError, match="not a plan"):
+        StepPlan.from_json(json.dumps(data))

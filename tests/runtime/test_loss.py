@@ -53,3 +53,9 @@ def test_a_step_without_labels_still_runs_backward():
 def test_an_unknown_reduction_gets_a_sentence():
     with pytest.raises(ValueError, match='"mean"'):
         runtime.scale_loss(torch.ones(()), PlainBatch(step_loss_tokens=1), reduction="average")
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_no_weight_gets_a_sentence(weight):
+    with pytest.raises(ValueError, match="loss weight must be finite, 0 or more"):
+        runtime.scale_loss(torch.ones(()), PlainBatch(step_loss_tokens=1), total_weight=weight)
