@@ -237,10 +237,9 @@ def test_u11_kill_nine_at_random_moments_and_resume(tmp_path: Path) -> None:
     whole_s = time.monotonic() - begin
     rng = random.Random(0)
     killed = 0
-    for _ in range(40):
-        process = subprocess.Popen(
-            [*command, "-o", str(tmp_path / "out"), "--resume"], start_new_session=True
-        )
+    resume = [*command, "-o", str(tmp_path / "out"), "--resume"]
+    for _ in range(8):
+        process = subprocess.Popen(resume, start_new_session=True)
         try:
             process.wait(timeout=whole_s * rng.uniform(0.2, 0.8))
         except subprocess.TimeoutExpired:
@@ -252,6 +251,8 @@ def test_u11_kill_nine_at_random_moments_and_resume(tmp_path: Path) -> None:
             continue
         assert process.returncode == 0
         break
+    else:  # on a busy machine no run had the time to end
+        subprocess.run(resume, check=True)
     assert killed >= 2
     expected, got = digest(tmp_path / "whole"), digest(tmp_path / "out")
     shards = {name for name in expected if name.endswith(".parquet")}
