@@ -56,15 +56,21 @@ def check_order(
         logger.warning("batch_size=%s has no effect: %s fixes the samples of a step.", batch_size, fixed_by)
 
 
-def refuse_streams(dataset: Any) -> None:
-    """An iterable data set has no rows by number, so its steps cannot be planned from lengths."""
+def is_stream(dataset: Any) -> bool:
+    """Whether samples can only be taken one after another."""
     from torch.utils.data import IterableDataset
 
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"max_tokens needs rows that can be addressed by number, {type(dataset).__name__} is an "
-            "IterableDataset. Open its files with open_source, keep its samples in a datasets.Dataset or "
-            "files, or leave max_tokens out and pack the stream with packing.StreamPacker."
+    return isinstance(dataset, IterableDataset)
+
+
+def refuse_for_streams(arguments: Mapping[str, tuple[Any, Any]]) -> None:
+    """Arguments, with their defaults, that need rows by number or samples of other ranks."""
+    given = [name for name, (value, default) in arguments.items() if _differs(value, default)]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} cannot be used with max_tokens over an IterableDataset: each rank packs and "
+            "balances a window of its own stream. Open the data's files with open_source, so that rows can "
+            "be addressed by number, or leave the argument out."
         )
 
 

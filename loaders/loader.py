@@ -21,7 +21,8 @@ from loaders.arguments import (
     checked_degrees,
     checked_pads,
     chosen_seed,
-    refuse_streams,
+    is_stream,
+    refuse_for_streams,
     refuse_without_effect,
     sample_capacity,
 )
@@ -43,6 +44,16 @@ from loaders.opening import open_order
 from loaders.reader import CollateFn, Reader
 from loaders.state import from_state, to_state
 from loaders.steps import Steps, StepTokens
+from loaders.stream_intake import OVERSIZE as STREAM_OVERSIZE
+from loaders.streaming import (
+    WINDOW,
+    Dividing,
+    Streaming,
+    as_it_is,
+    cursor_of_stream,
+    open_stream,
+    stream_state,
+)
 from loaders.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
 from loaders.unbalanced import CountedMulti, CountedSingle, Replayed, TorchState
 
@@ -97,8 +108,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             so all ranks stay aligned; one whose length cannot be found is left out. Media have their own
             rules (`MediaRules`).
         max_errors: samples that may be skipped before the run stops, on each rank: a number, or a share of
-            all rows.
+            all rows (of a stream: of those that came so far).
         quarantine: JSON lines on the skipped samples are appended to this file.
+        window: of an ``IterableDataset``: steps whose samples are held and divided into steps of equal time.
 
     Raises:
         ValueError: arguments that are out of range, conflict or have no effect in the chosen mode.
@@ -144,6 +156,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         on_error: str = "raise",
         max_errors: int | float = 0.01,
         quarantine: str | os.PathLike[str] | None = None,
+        window: int = WINDOW,
     ) -> None:
         torch_arguments: dict[str, Any] = {
             "num_workers": num_workers,
@@ -159,6 +172,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             "in_order": in_order,
         }
         self.max_tokens = max_tokens
+        self._streaming: Streaming | None = None
         if max_tokens is None:
             refuse_without_effect(
                 {
@@ -181,6 +195,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     "on_error": (on_error, "raise"),
                     "max_errors": (max_errors, 0.01),
                     "quarantine": (quarantine, None),
+                    "window": (window, WINDOW),
                 }
             )
             self._balanced = None
@@ -197,7 +212,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         check_choice("oversize", oversize, OVERSIZE)
         check_choice("engine", engine, ENGINES)
         check_faults(on_error, max_errors, quarantine)
-        refuse_streams(dataset)
+        check_count("window", window)
         if not in_order:
             logger.warning("in_order=False has no effect with max_tokens: a step's last batch comes last.")
         self.topology, self.rank = world(topology, rank, device_mesh)
@@ -208,6 +223,62 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.global_batch_size, self.step_tokens = global_batch_size, step_tokens
         self.pad_to = checked_pads(pad_to, max_tokens)
         self.seed = chosen_seed(seed, generator, dataset)
+        quarantine_path = None if quarantine is None else os.fspath(quarantine)
+        if is_stream(dataset):
+            refuse_for_streams(
+                {
+                    "global_batch_size": (global_batch_size, None),
+                    "step_tokens": (step_tokens, None),
+                    "cp_degrees": (self.cp_degrees, (1,)),
+                    "length": (length, None),
+                    "phases": (phases, None),
+                    "fill_media": (fill_media, None),
+                }
+            )
+            check_choice("oversize", oversize, STREAM_OVERSIZE)
+            super().__init__(dataset, batch_size, shuffle, drop_last=drop_last, **torch_arguments)
+            self._is_accelerate_prepared = True  # each rank has a stream of its own
+            self._balanced = None
+            self._names: Sequence[str] = [type(dataset).__name__]
+            self._identity = {
+                "stream": type(dataset).__name__,
+                "rank": f"{self.rank} of {self.topology.ranks}",
+                "batch_size": batch_size,
+                "window": window,
+                "max_tokens": max_tokens,
+                "workers": num_workers,
+            }
+            self._streaming = open_stream(
+                dataset,
+                samples=(lambda: dataset) if num_workers == 0 else self._sample_loader(torch_arguments),
+                in_process=num_workers == 0,
+                dividing=Dividing(
+                    batch_size=int(batch_size or 1),
+                    window=window,
+                    options={
+                        "max_tokens": max_tokens,
+                        "cost": self.cost,
+                        "cp_degrees": (1,),
+                        "sync": sync,
+                        "policy": policy,
+                        "seed": self.seed,
+                    },
+                ),
+                oversize=oversize,
+                quarantine=open_quarantine([], max_errors, quarantine_path, writes_lengths=False)
+                if on_error == "skip"
+                else None,
+                collate_fn=collate_fn,
+                pad_to=self.pad_to,
+                rank=self.rank,
+                ranks=self.topology.ranks,
+                drop_last=drop_last,
+            )
+            return
+        if window != WINDOW:
+            raise ValueError(
+                "window only has an effect on an IterableDataset: other data is planned as a whole."
+            )
         fills = (sync == "micro_batch" and collate_fn is None) if fill_media is None else fill_media
         self._filler_sizes = filler_sizes(dataset, collate_fn) if fills else {}
         room = max_tokens - filler_room(self._filler_sizes)
@@ -282,8 +353,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         faults = None
         if on_error == "skip":
             sources = [catalog.source for catalog in opened.catalogs]
-            path = None if quarantine is None else os.fspath(quarantine)
-            faults = open_quarantine(sources, max_errors, path, writes_lengths=self.rank == 0)
+            faults = open_quarantine(sources, max_errors, quarantine_path, writes_lengths=self.rank == 0)
         self._balanced = Balanced(
             planning,
             rank=self.rank,
@@ -295,17 +365,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     # ---------------------------------------------------------------- iteration
 
+    def _sample_loader(self, torch_arguments: Mapping[str, Any]) -> Callable[[], Iterable[Any]]:
+        arguments = {**torch_arguments, "collate_fn": as_it_is, "pin_memory": False}
+        loader: Any = ReadingLoader(self.dataset, batch_size=None, **arguments)
+        return lambda: loader
+
     def __iter__(self) -> Any:
+        if self._streaming is not None:
+            return self._streaming.start()
         if self._balanced is None:
             return self._torch.start(self, super().__iter__)
         return self._balanced.start()
 
     def __len__(self) -> int:
+        if self._streaming is not None:
+            return self._streaming.count()
         return super().__len__() if self._balanced is None else self._balanced.count()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. Never required: each iteration is a new epoch."""
-        if self._balanced is None:
+        if self._streaming is not None:
+            self._streaming.set_epoch(epoch)
+        elif self._balanced is None:
             self._torch.set_epoch(self, epoch)
         else:
             self._balanced.set_epoch(epoch)
@@ -331,6 +412,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         With ``max_tokens``: the position behind the last finished step; a few hundred bytes, O(1), equal on
         all ranks. Without: the batches taken since the epoch began and the state of torch's generators then.
         """
+        if self._streaming is not None:
+            return stream_state(self._streaming, self._identity)
         if self._balanced is None:
             return self._torch.save(self)
         return to_state(self._balanced.cursor, self._identity)
@@ -344,7 +427,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             ValueError: the state was saved over other data or another order; says what differs.
         """
-        if self._balanced is None:
+        if self._streaming is not None:
+            self._streaming.load(cursor_of_stream(state_dict, self._identity))
+        elif self._balanced is None:
             self._torch.load(self, state_dict)
         else:
             self._balanced.load(from_state(state_dict, self._identity))
@@ -358,6 +443,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         this rank waited for batches. ``kept``, ``dropped``, ``truncated``, ``split`` and ``empty`` count rows
         of the data, whether given out yet or not; truncated and split rows are among the kept ones.
         """
+        cost = "generic decoder" if getattr(self, "cost_is_generic", False) else "given"
+        if self._streaming is not None:
+            return self._streaming.report(self._names) | {"cost": cost}
         balanced = self._required()
         catalogs = balanced.planning.steps.catalogs
         report = balanced.metrics.report(self._names, self._filler_sizes)
@@ -365,12 +453,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             report[name] = sum(catalog.counts[name] for catalog in catalogs)
         report["skipped"] = 0 if balanced.quarantine is None else len(balanced.quarantine.rejected)
         report["cut_tokens"] = sum(catalog.cut_tokens for catalog in catalogs)
-        report["cost"] = "generic decoder" if self.cost_is_generic else "given"
+        report["cost"] = cost
         return report
 
     @property
     def plan(self) -> StepPlan:
         """The plan of the step that the last batch belongs to, for `check_same_plan` and for looking at."""
+        if self._streaming is not None and self._streaming.last_plan is not None:
+            return self._streaming.last_plan
         planned = self._required().last_planned
         if planned is None:
             raise RuntimeError("no step has begun yet: the plan is known with the first batch.")
@@ -398,6 +488,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return whereabouts(balanced.planning, chosen, source, row)
 
     def _required(self) -> Balanced:
+        if self._streaming is not None:
+            raise RuntimeError("this is not known of a stream, whose samples are only seen as they come.")
         if self._balanced is None:
             raise RuntimeError("this is only known with max_tokens; without it the loader is torch's own.")
         return self._balanced

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,15 @@ def check_same_plan(
 
 def all_gather_int(value: int, group: Any = None) -> list[int]:
     """Every rank's 64-bit ``value``, in rank order."""
-    device = device_of(group)
-    size = dist.get_world_size(group)
-    gathered = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(size)]
-    dist.all_gather(gathered, torch.tensor([value], dtype=torch.int64, device=device), group=group)
-    return [int(one) for one in torch.cat(gathered).tolist()]
+    return [values[0] for values in all_gather_ints([value], group)]
+
+
+def all_gather_ints(values: Sequence[int], group: Any = None) -> list[list[int]]:
+    """Every rank's 64-bit ``values``, equally many on all ranks, in rank order."""
+    mine = torch.tensor(values, dtype=torch.int64, device=device_of(group))
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    return [list(map(int, of_rank)) for of_rank in torch.stack(gathered).tolist()]
 
 
 def device_of(group: Any = None) -> torch.device:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from torch.utils.data import IterableDataset
 
 from balancer import CostModel
 from loaders import DataLoader, Mixture
@@ -51,15 +50,6 @@ def test_rows_that_never_come_are_nowhere():
     assert [len(loader.where(row)) for row in range(3)] == [1, 0, 0]
     with pytest.raises(ValueError, match="source must be one of arrays, got 'nothing'"):
         loader.where(0, source="nothing")
-
-
-def test_streams_are_refused_with_a_way_out():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield [1, 2, 3]
-
-    with pytest.raises(TypeError, match=r"Stream is an IterableDataset\. Open its files with open_source"):
-        DataLoader(Stream(), max_tokens=8)
 
 
 def test_in_order_false_is_told_to_have_no_effect(caplog):
