@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-HELPERS = {"harness", "workloads"}
+HELPERS = {"harness", "hybrid_cp", "workloads"}
 
 
 def names() -> list[str]:
