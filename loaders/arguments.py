@@ -74,6 +74,16 @@ def refuse_for_streams(arguments: Mapping[str, tuple[Any, Any]]) -> None:
         )
 
 
+def refuse_exchange(exchange: bool) -> None:
+    """Samples of a stream stay on the rank that read them."""
+    if exchange:
+        raise ValueError(
+            "exchange=True is not available: samples of streams are not moved between ranks. Leave it out "
+            "and pass a larger window=, which brings the ranks' own steps together, or open the data's files "
+            "with open_source, whose samples are planned over all ranks."
+        )
+
+
 def check_faults(on_error: str, max_errors: Any, quarantine: Any) -> None:
     """How samples that cannot be read are treated."""
     check_choice("on_error", on_error, ON_ERROR)

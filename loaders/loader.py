@@ -22,6 +22,7 @@ from loaders.arguments import (
     checked_pads,
     chosen_seed,
     is_stream,
+    refuse_exchange,
     refuse_for_streams,
     refuse_without_effect,
     sample_capacity,
@@ -111,6 +112,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             all rows (of a stream: of those that came so far).
         quarantine: JSON lines on the skipped samples are appended to this file.
         window: of an ``IterableDataset``: steps whose samples are held and divided into steps of equal time.
+        exchange: of an ``IterableDataset``: ``False``, each rank balances its own window. Moving samples
+            between ranks is not available.
 
     Raises:
         ValueError: arguments that are out of range, conflict or have no effect in the chosen mode.
@@ -157,6 +160,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         max_errors: int | float = 0.01,
         quarantine: str | os.PathLike[str] | None = None,
         window: int = WINDOW,
+        exchange: bool = False,
     ) -> None:
         torch_arguments: dict[str, Any] = {
             "num_workers": num_workers,
@@ -196,6 +200,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     "max_errors": (max_errors, 0.01),
                     "quarantine": (quarantine, None),
                     "window": (window, WINDOW),
+                    "exchange": (exchange, False),
                 }
             )
             self._balanced = None
@@ -213,6 +218,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         check_choice("engine", engine, ENGINES)
         check_faults(on_error, max_errors, quarantine)
         check_count("window", window)
+        refuse_exchange(exchange)
         if not in_order:
             logger.warning("in_order=False has no effect with max_tokens: a step's last batch comes last.")
         self.topology, self.rank = world(topology, rank, device_mesh)

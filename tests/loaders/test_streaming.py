@@ -232,7 +232,9 @@ def test_what_a_stream_cannot_do_is_said():
         next(iter(DataLoader(stream, max_tokens=64, topology=Topology(ranks=2), rank=0)))
     with pytest.raises(ValueError, match="window only has an effect on an IterableDataset"):
         DataLoader([[1, 2]], max_tokens=8, window=2)
-    state = DataLoader(stream, max_tokens=64).state_dict()
+    with pytest.raises(ValueError, match="exchange=True is not available"):
+        DataLoader(stream, max_tokens=64, exchange=True)
+    state = DataLoader(stream, max_tokens=64, exchange=False).state_dict()
     with pytest.raises(ValueError, match="window was 4, is 2"):
         DataLoader(stream, max_tokens=64, window=2).load_state_dict(state)
 
