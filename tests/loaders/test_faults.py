@@ -54,7 +54,8 @@ def lengths_of_transformed():
     return np.array([1 + row % 7 for row in range(100)])
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+# torch takes 5 s to end each worker once one has raised
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_error_of_a_transform_names_source_row_stage_and_keeps_its_trace(num_workers):  # U59
     source = open_source(Transformed(), length=lengths_of_transformed(), labels=False)
     loader = DataLoader(source, batch_size=10, max_tokens=64, num_workers=num_workers)
