@@ -19,7 +19,7 @@ lengths_of_steps = st.lists(st.integers(1, 5000), min_size=1, max_size=60)
     fixed=st.sampled_from([0.0, 1e-3, 1.0]),
     stages=st.sampled_from([1, 4]),
 )
-def test_the_default_is_never_slower_than_a_plain_division(policy, sync, lengths, ranks, spare, fixed, stages):
+def test_the_default_is_never_slower_than_a_plain_one(policy, sync, lengths, ranks, spare, fixed, stages):
     arguments = {
         "topology": Topology(ranks=ranks, pipeline_stages=stages),
         "max_tokens": max(lengths) * spare,

@@ -122,5 +122,6 @@ def test_a_policy_that_cannot_keep_an_option_says_so(policy):
         plan_step([9] * 8, micro_batches=3, **step)
     with pytest.raises(ValueError, match=r"no degree of \(1, 2\) suits all samples.*min_length \{2: 5\}"):
         plan_step([16, 2], cp_degrees=(1, 2), min_length={2: 5}, **step)
-    with pytest.raises(ValueError, match=r"no degree of \(1,\) suits all samples.*max_tokens is from 5 to 10"):
+    message = r"no degree of \(1,\) suits all samples.*max_tokens is from 5 to 10"
+    with pytest.raises(ValueError, match=message):
         plan_step([9, 2], **{**step, "max_tokens": [10, 5]})

@@ -64,7 +64,8 @@ def samples_of(rows: list[dict[str, Any]]) -> list[tuple[int, int, int, list[int
         at = 0
         keys = zip(row["source_ids"], row["row_ids"], row["row_starts"], row["seq_lengths"], strict=True)
         for source, number, start, length in keys:
-            found.append((source, number, start, row["input_ids"][at : at + length], row["labels"][at : at + length]))
+            here = slice(at, at + length)
+            found.append((source, number, start, row["input_ids"][here], row["labels"][here]))
             at += length
         assert at == len(row["input_ids"])
     return found

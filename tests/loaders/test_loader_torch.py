@@ -128,9 +128,7 @@ def test_batches_lengths_and_attributes_are_torchs(name):
     torch.manual_seed(0)
     ours = make(DataLoader, name)
     assert epochs(ours, 3) == expected
-    assert torch.equal(torch.get_rng_state(), after), (
-        "random numbers were drawn that torch leaves"
-    )
+    assert torch.equal(torch.get_rng_state(), after), "random numbers were drawn that torch leaves"
     assert len(ours) == len(theirs)
     for attribute in ("batch_size", "drop_last", "num_workers", "pin_memory", "timeout", "prefetch_factor"):
         assert getattr(ours, attribute) == getattr(theirs, attribute)
