@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -145,13 +144,3 @@ def test_columns_are_chosen_or_added() -> None:
     assert chosen_columns(None) == DEFAULT_COLUMNS
     assert chosen_columns("input_ids,labels") == ("input_ids", "labels")
     assert chosen_columns("+loss_mask") == (*DEFAULT_COLUMNS, "loss_mask")
-
-
-@pytest.mark.slow
-def test_help_takes_less_than_a_third_of_a_second() -> None:
-    def seconds() -> float:
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "loaders.cli", "--help"], capture_output=True, check=True)
-        return time.perf_counter() - begin
-
-    assert min(seconds() for _ in range(5)) < 0.3
