@@ -94,6 +94,9 @@ def choose_degrees(
         lo[0] = min(lo[0], node.size)
         for j in range(1, degrees.size):
             lo[j - 1] = max(min(lo[j - 1], short[j]), memory[j - 1])
+            if j > 1:
+                # Under unequal memory a rank may hold more than any two neighbours.
+                lo[j - 1] = min(lo[j - 1], lo[j - 2])
             lo[j] = min(lo[j], lo[j - 1])
         highest = place_wide(
             lo, tokens, time, degrees, fixed, starts, bounds, room, pace, unit, bits, load, node

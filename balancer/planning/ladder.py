@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from balancer._kernels import bound
 from balancer.planning.layout import exact_sum
-from balancer.planning.problem import Ints, Problem
+from balancer.planning.problem import Ints, Problem, padded
 
 Floats = NDArray[np.float64]
 
@@ -60,6 +60,9 @@ class Ladder:
         short = problem.first_too_short()
         for j in range(1, lo.size):
             lo[j - 1] = max(min(lo[j - 1], short[j]), self.memory[j - 1])
+            if j > 1:
+                # Under unequal memory a rank may hold more than any two neighbours.
+                lo[j - 1] = min(lo[j - 1], lo[j - 2])
             lo[j] = min(lo[j], lo[j - 1])
         return lo
 
@@ -170,6 +173,10 @@ def build_ladder(problem: Problem) -> Ladder:
             supply.equal,
         )
     )  # fmt: skip
+    if lower_bound > 0 and problem.sync == "step" and stages == 1 and supply.fixed_ns > 0:
+        lower_bound = _with_charges(
+            problem, supply, degrees, fixed, group_speed, memory, base, time, slack, lower_bound
+        )
     if lower_bound < 0:
         raise ValueError(
             "the cost model predicts steps beyond 2**60 nanoseconds (36 years). Coefficients are seconds per "
@@ -190,3 +197,59 @@ def _least_guess_of_sum(total: float, supply: Supply, stages: int) -> int:
         supply.most_batches, supply.equal,
     )  # fmt: skip
     return max(int(guess), 0)
+
+
+CROWDED = 0.02
+"""Share of samples longer than a rank's room from which `_with_charges` is worth its 1 ms of 65,536 samples."""
+
+
+def _with_charges(
+    problem: Problem, supply: Supply, degrees: Ints, fixed: Ints, speed: Floats, memory: Ints, base: Ints,
+    time: Ints, slack: float, bound_ns: int,
+) -> int:  # fmt: skip
+    """A bound that charges each sample for the micro-batch it is in; ``bound_ns`` where it proves no more.
+
+    Let F be the least fixed cost, x a sample's padded tokens over the room of a group of d ranks, and
+    ``0 <= a <= 1``. Then ``g(x) = a x`` up to a half and ``1 - a (1 - x)`` above sums to at most 1 over a
+    micro-batch: without a sample above a half it is at most a, and two of those never fit, so that beside one
+    the others have ``a (1 - x)`` at most. (A dual feasible function, Lueker 1983.) So there are at least as
+    many micro-batches of d ranks as the sum of g over their samples, each takes ``d F`` of rank-time or more,
+    and a plan takes what its samples' work and charges ``d F g(x)`` sum to, at least that of the cheapest
+    degree for each. Any a is valid for any degree. Here it is 1, the share of tokens, but for the second
+    degree: there a sample of half a rank's room shall cost the same as on a rank alone, so that what rides in
+    wide groups pays its communication and what fills them badly pays the rest. With 1, degrees above the
+    second never cost a sample that fits one rank less than that, as communication and padding only add.
+    """
+    if degrees.size < 2 or degrees[0] != 1 or memory[0] < CROWDED * len(problem):
+        return bound_ns
+    cheapest = float(supply.fixed_ns)
+    rooms = np.array([problem.group_room(d) for d in problem.cp_degrees], np.float64)
+    second = problem.cp_degrees[1]
+    wide = problem.work_ns(second) * float(second)
+    middle = int(bound.first_within(int(rooms[0]) // 2, 0, problem.num_tokens))
+    middle = min(middle, len(problem) - 1)
+    price = cheapest * float(problem.num_tokens[middle]) / rooms[0]
+    a = min(max(1.0 - float(wide[middle] - base[middle]) / price, 0.0), 1.0)
+    x = padded(problem.num_tokens, second) / rooms[1]
+    wide += second * cheapest * np.where(x > 0.5, 1.0 - a * (1.0 - x), a * x)
+    narrow = base + problem.num_tokens * (cheapest / rooms[0])
+    sums = np.zeros(len(problem) + 1)
+    np.cumsum(np.minimum(narrow, wide), out=sums[1:])
+    longest = time.shape[1]
+    area = np.zeros((degrees.size - 1, longest + 1))
+    least = np.full(longest, np.inf)
+    for j in range(degrees.size - 1, 0, -1):
+        if j == 1:
+            here = wide[:longest]
+        else:
+            degree = int(degrees[j])
+            charge = degree * cheapest / rooms[j]
+            here = time[j - 1] * float(degree) + padded(problem.num_tokens[:longest], degree) * charge
+        np.minimum(least, here, out=least)
+        np.cumsum(least, out=area[j - 1, 1:])
+    return int(
+        bound.least_guess(
+            bound_ns, 0.0, fixed, 1, speed, memory, base, sums, time, area, slack, supply.power, supply.ranks,
+            0.0, 0.0, supply.most_batches, supply.equal,
+        )
+    )  # fmt: skip

@@ -83,7 +83,7 @@ def batch_columns(problem: Problem, layout: Layout) -> tuple[Ints, Ints]:
         for degree in degrees[degrees != common].tolist():
             mine = others[degree_of[others] == degree]
             lengths = problem.num_tokens[layout.order[mine]]
-            work[mine] = problem.cost.nanoseconds(lengths, degree)
+            work[mine] = problem.work_ns_of((degree,), layout.order[mine])[0]
             tokens[mine] = padded(lengths, degree)
             fixed[layout.cp_degree == degree] = problem.fixed_ns(degree)
     return _batch_sums(layout, work) + fixed, _batch_sums(layout, tokens)
