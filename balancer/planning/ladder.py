@@ -200,7 +200,7 @@ def _least_guess_of_sum(total: float, supply: Supply, stages: int) -> int:
 
 
 CROWDED = 0.02
-"""Share of samples longer than a rank's room from which `_with_charges` is worth its 1 ms of 65,536 samples."""
+"""Share of samples longer than a rank's room from which `_with_charges` pays: 1 ms for 65,536 samples."""
 
 
 def _with_charges(
