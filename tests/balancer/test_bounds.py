@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from balancer import CostModel, Topology, plan_step
 from balancer.bounds import lower_bound_ns
+from balancer.cost import Communication
 from balancer.planning.problem import make_problem
 from balancer.reference import best_time_ns
 from tests.balancer.milp import least_time_s
@@ -102,3 +103,24 @@ def test_a_slow_rank_gets_work_in_proportion():
     np.add.at(tokens, plan.micro_batches.first_rank, plan.micro_batches.tokens)
     assert tokens.tolist() == pytest.approx([2000, 2000, 1000])
     assert plan.gap < 1e-6
+
+
+@settings(max_examples=60)
+@given(lengths=st.lists(st.integers(30, 190), min_size=1, max_size=30), megabytes=st.integers(0, 40))
+def test_no_plan_beats_what_samples_are_charged_for_the_groups_they_fill_badly(lengths, megabytes):
+    link = Communication(bytes_per_token=megabytes * 1e3, intra_node=1e9, inter_node=1e9)
+    cost = CostModel(linear=2e-4, fixed=0.05, communication=link)
+    step = {"topology": Topology(4), "max_tokens": 100, "cost": cost, "cp_degrees": (1, 2, 4), "sync": "step"}
+    plan = plan_step(lengths, **step)
+    assert proven_s({"table_or_lengths": lengths, **step}) <= plan.time_s * (1 + 1e-9)
+
+
+def test_a_rank_that_holds_more_than_any_two_neighbours_keeps_its_samples():
+    lengths = [326, 211, 317, 163, 225, 118, 190, 283, 271, 45, 101, 157, 60, 180, 288, 315, 97, 119, 87]
+    cost = CostModel(linear=2e-4, fixed=0.05)
+    caps = [313, 109, 86, 194]
+    plan = plan_step(lengths, topology=Topology(4), max_tokens=caps, cost=cost, cp_degrees=(1, 2, 4))
+    batches = plan.micro_batches
+    assert sorted(batches.order.tolist()) == list(range(len(lengths)))
+    for first, degree, tokens in zip(batches.first_rank, batches.cp_degree, batches.tokens, strict=True):
+        assert tokens <= degree * min(caps[first : first + degree])
