@@ -216,6 +216,8 @@ def _pack(tokens: Ints, room: Ints) -> Ints | None:
     if np.any(room != room[:1]):
         unit_of = tightest_fit(tokens, room.copy())
         return unit_of if unit_of.min(initial=0) >= 0 else None
+    if tokens.size and (room.size == 0 or tokens.max() > room[0]):
+        return None  # the ranks with more room are taken by wide groups
     packed, bounds, _ = first_fit(tokens, np.arange(tokens.size), np.array([0, tokens.size]), room[:1])
     if bounds.size - 1 > room.size:
         return None
