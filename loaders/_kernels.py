@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.labels import IGNORED
 from packing._jit import kernel
-
-IGNORED = -100
-"""Label of a token that takes no part in the loss."""
 
 
 @kernel

@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.faults import raise_named
+from loaders.labels import IGNORED
 from loaders.sources.base import Rows, Source
 from packing.table import SampleTable
 
 logger = logging.getLogger(__name__)
 
-IGNORED = -100
-"""Label of a token that takes no part in the loss."""
 OVERSIZE = ("error", "drop", "truncate", "split")
 """What may happen to a sample that no micro-batch can hold."""
 

@@ -20,10 +20,9 @@ from balancer.sharding import Shard, shard
 from loaders import _kernels
 from loaders.batch import Batch, Place
 from loaders.faults import Fault
+from loaders.labels import IGNORED
 from loaders.recycle import BATCHES
 
-IGNORED = -100
-"""Label of a token that takes no part in the loss."""
 DUMMY_TOKEN = 0
 """Id of an idle rank's only token, and of padding; any model has it."""
 

@@ -13,9 +13,10 @@ from torch.utils.data import Dataset
 
 from loaders import _kernels
 from loaders.batch import Place
-from loaders.collate import IGNORED, Packed, TokenRows
+from loaders.collate import Packed, TokenRows
 from loaders.faults import Fault, fault_of, named
 from loaders.joins import Join, join_columns, joins_of
+from loaders.labels import IGNORED
 from loaders.shares import Share
 from loaders.skipping import read_rows, replaced
 from loaders.sources.base import Rows, Source, samples_of

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.faults import Fault, fault_of, must_stop, raise_named
+from loaders.labels import IGNORED
 from loaders.sources.base import Rows, Source
 
-IGNORED = -100
 FILLER_TOKEN = 0
 """Id that stands in the place of a sample that could not be read; any model has it."""
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.faults import Fault, fault_of, must_stop, named, raise_named
+from loaders.labels import IGNORED
 from loaders.media.quarantine import Quarantine
 from loaders.skipping import joined
 from loaders.sources.base import Rows, Source
@@ -20,7 +21,6 @@ from packing.table import SampleTable
 
 logger = logging.getLogger(__name__)
 
-IGNORED = -100
 OVERSIZE = ("error", "drop", "truncate")
 """What may happen to a sample above ``max_tokens``; pieces of a split one would not stay in one step."""
 

@@ -113,8 +113,8 @@ def show(
     lines = [
         f"{samples['samples']:,} samples, {samples['tokens']:,} tokens, longest {samples['longest']:,} "
         f"(from {setting.lengths_from}); {samples['empty']:,} empty",
-        f"cost: {cost.source}: {_coefficients(cost)}",
-        *_too_long_lines(setting, admitted),
+        f"cost: {cost.source}: {coefficients(cost)}",
+        *too_long_lines(setting, admitted),
     ]
     for line in lines:
         console.print(line, highlight=False, markup=False)
@@ -129,7 +129,8 @@ def show(
             console.print(f"balanced: samples by CP degree {degrees}", highlight=False)
 
 
-def _coefficients(cost: CostModel) -> str:
+def coefficients(cost: CostModel) -> str:
+    """The numbers of a cost model in a line."""
     if cost.table is not None:
         return f"a table of {cost.table.lengths.size} lengths, {cost.fixed:.4g} s a micro-batch"
     return (
@@ -138,7 +139,8 @@ def _coefficients(cost: CostModel) -> str:
     )
 
 
-def _too_long_lines(setting: Setting, admitted: Admitted) -> list[str]:
+def too_long_lines(setting: Setting, admitted: Admitted) -> list[str]:
+    """Which samples cannot fit, and what to do about them; nothing where all can."""
     if not admitted.too_long:
         return []
     number = len(admitted.too_long)

@@ -44,8 +44,8 @@ class Report:
         lines = [
             f"{samples.size:,} samples, {samples.sum():,} tokens (from {self.setting.lengths_from}); "
             f"{self.admitted.num_empty:,} empty",
-            f"cost: {self.cost.source}: {plan_report._coefficients(self.cost)}",
-            *plan_report._too_long_lines(self.setting, self.admitted),
+            f"cost: {self.cost.source}: {plan_report.coefficients(self.cost)}",
+            *plan_report.too_long_lines(self.setting, self.admitted),
         ]
         for line in lines:
             console.print(line, highlight=False, markup=False)

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.labels import IGNORED
 from loaders.media.errors import MediaError
 
 Ints = NDArray[np.int64]
-
-IGNORED = -100
-"""Label of a token that takes no part in the loss."""
 
 
 @dataclass(frozen=True, slots=True)

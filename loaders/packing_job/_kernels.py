@@ -50,18 +50,6 @@ def lay_out(
 
 
 @kernel
-def copy_values(
-    values: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any]
-) -> None:
-    """Copy N runs one after another."""
-    t = 0
-    for i in range(starts.size):
-        for j in range(lengths[i]):
-            out[t + j] = values[starts[i] + j]
-        t += lengths[i]
-
-
-@kernel
 def first_labelled(
     values: NDArray[Any],
     starts: NDArray[np.int64],

@@ -43,7 +43,7 @@ def copy_runs(
     values: NDArray[Any],
     starts: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    out: NDArray[np.int64],
+    out: NDArray[Any],
     out_starts: NDArray[np.int64],
 ) -> None:
     """Copy N runs of values into ``out``."""

@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from loaders.labels import IGNORED
 from loaders.sources import _kernels
 from loaders.sources.base import Rows, Source
 from loaders.sources.cache import BoundedCache
 from loaders.sources.encode import Encoder
 from loaders.sources.files import DataFile
-from loaders.sources.flat import IGNORED, MAX_TOKEN_ID, ColumnError, FlatChunk, RowErrors, as_numpy
+from loaders.sources.flat import MAX_TOKEN_ID, ColumnError, FlatChunk, RowErrors, as_numpy
 from loaders.sources.scan import Reject, Scan
 from loaders.sources.scanning import on_threads, remembered
 

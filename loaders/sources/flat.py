@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from loaders.labels import IGNORED
 from loaders.sources import _kernels
 
-IGNORED = -100
-"""Label of a token that takes no part in the loss."""
 MAX_TOKEN_ID = 2**31
 """Token ids are kept as int32, so they lie in 0..MAX_TOKEN_ID-1."""
 

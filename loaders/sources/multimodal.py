@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.joins import Join
+from loaders.labels import IGNORED
 from loaders.media.blobs import name_of
 from loaders.media.config import MediaRules
 from loaders.media.decode import Features, Planned, blank, decode, position_span
 from loaders.media.errors import MediaError
-from loaders.media.expand import IGNORED, Expanded, expand
+from loaders.media.expand import Expanded, expand
 from loaders.media.positions import position_rows
 from loaders.media.presence import filler_rows
 from loaders.media.quarantine import Quarantine, RejectedMedium

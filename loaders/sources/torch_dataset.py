@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.faults import Fault, fault_of, must_stop, raise_named
+from loaders.labels import IGNORED
 from loaders.sources.base import Rows, Source
-from loaders.sources.flat import IGNORED, MAX_TOKEN_ID
+from loaders.sources.flat import MAX_TOKEN_ID
 
 T = TypeVar("T")
 Length = str | Callable[[Any], int] | NDArray[np.integer[Any]] | Sequence[int] | None
