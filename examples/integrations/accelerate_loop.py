@@ -8,7 +8,15 @@ from accelerate import Accelerator
 
 from balancer import runtime
 from balancer.runtime.adapters.transformers import register_attention
-from examples.integrations.common import balanced_loader, init, over_ranks, report, tiny_llama, token_losses
+from examples.integrations.common import (
+    balanced_loader,
+    finish,
+    init,
+    over_ranks,
+    report,
+    tiny_llama,
+    token_losses,
+)
 
 _, ranks = init()
 accelerator = Accelerator(cpu=True)
@@ -31,3 +39,5 @@ for batch in loader:
         optimizer.zero_grad()
         report(batch.step, over_ranks(loss) / batch.step_loss_tokens)
         loss.zero_()
+
+finish()

@@ -89,3 +89,14 @@ def over_ranks(loss: torch.Tensor) -> float:
     if dist.is_initialized():
         dist.all_reduce(total)
     return float(total)
+
+
+def finish() -> None:
+    """Ends the job on all ranks together, as the last line of a script.
+
+    A gloo thread may still hold the last collective's tensors when its caller goes on, and aborts the
+    process if the interpreter ends meanwhile; a barrier gives it the time to drop them.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

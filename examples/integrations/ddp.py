@@ -8,7 +8,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from balancer import runtime
 from balancer.runtime.adapters.transformers import register_attention
-from examples.integrations.common import balanced_loader, init, over_ranks, report, tiny_llama, token_losses
+from examples.integrations.common import (
+    balanced_loader,
+    finish,
+    init,
+    over_ranks,
+    report,
+    tiny_llama,
+    token_losses,
+)
 
 _, ranks = init()
 model = tiny_llama(register_attention())
@@ -30,3 +38,5 @@ for batch in balanced_loader(ranks):
         optimizer.zero_grad()
         report(batch.step, over_ranks(loss) / batch.step_loss_tokens)
         loss.zero_()
+
+finish()

@@ -9,7 +9,15 @@ from torch.distributed.fsdp import fully_shard
 
 from balancer import runtime
 from balancer.runtime.adapters.transformers import register_attention
-from examples.integrations.common import balanced_loader, init, over_ranks, report, tiny_llama, token_losses
+from examples.integrations.common import (
+    balanced_loader,
+    finish,
+    init,
+    over_ranks,
+    report,
+    tiny_llama,
+    token_losses,
+)
 
 _, ranks = init()
 mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp_shard",)) if ranks > 1 else None
@@ -35,3 +43,5 @@ for batch in balanced_loader(ranks, device_mesh=mesh, sync="micro_batch"):
         optimizer.zero_grad()
         report(batch.step, over_ranks(loss) / batch.step_loss_tokens)
         loss.zero_()
+
+finish()

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainingArguments
 
 from balancer.runtime.adapters.trainer import BalancedSteps
 from balancer.runtime.adapters.transformers import register_attention
-from examples.integrations.common import balanced_loader, init, report, tiny_llama
+from examples.integrations.common import balanced_loader, finish, init, report, tiny_llama
 
 
 class BalancedTrainer(BalancedSteps, Trainer):
@@ -38,6 +38,7 @@ def main() -> None:
         for entry in trainer.state.log_history:
             if "loss" in entry:
                 report(entry["step"] - 1, float(entry["loss"]))
+    finish()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,15 @@ import torch
 from balancer import runtime
 from balancer.runtime.adapters.steps import Step, StepLoader
 from balancer.runtime.adapters.transformers import register_attention
-from examples.integrations.common import balanced_loader, init, over_ranks, report, tiny_llama, token_losses
+from examples.integrations.common import (
+    balanced_loader,
+    finish,
+    init,
+    over_ranks,
+    report,
+    tiny_llama,
+    token_losses,
+)
 
 
 class Balanced(lightning.LightningModule):
@@ -59,6 +67,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(Balanced(), StepLoader(balanced_loader(ranks)))
+    finish()
 
 
 if __name__ == "__main__":

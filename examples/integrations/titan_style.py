@@ -14,7 +14,15 @@ from balancer import runtime
 from balancer.runtime.adapters.schedule import TokenSchedule
 from balancer.runtime.adapters.steps import StepLoader
 from balancer.runtime.adapters.transformers import register_attention
-from examples.integrations.common import balanced_loader, init, over_ranks, report, tiny_llama, token_losses
+from examples.integrations.common import (
+    balanced_loader,
+    finish,
+    init,
+    over_ranks,
+    report,
+    tiny_llama,
+    token_losses,
+)
 
 
 class Trainer:
@@ -56,6 +64,7 @@ def main() -> None:
     trainer = Trainer(ranks)
     for step in trainer.batches():
         trainer.train_step(step)
+    finish()
 
 
 if __name__ == "__main__":

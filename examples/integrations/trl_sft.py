@@ -12,7 +12,7 @@ from trl import SFTConfig, SFTTrainer
 
 from balancer.runtime.adapters.trainer import BalancedSteps
 from balancer.runtime.adapters.transformers import register_attention
-from examples.integrations.common import VOCABULARY, balanced_loader, init, report, tiny_llama
+from examples.integrations.common import VOCABULARY, balanced_loader, finish, init, report, tiny_llama
 
 
 class BalancedSFTTrainer(BalancedSteps, SFTTrainer):
@@ -56,6 +56,7 @@ def main() -> None:
         for entry in trainer.state.log_history:
             if "loss" in entry:
                 report(entry["step"] - 1, float(entry["loss"]))
+    finish()
 
 
 if __name__ == "__main__":
