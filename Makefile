@@ -13,7 +13,7 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
-test-all: EXTRAS := dev,hf,lightning
+test-all: EXTRAS := dev,hf,lightning,ray
 test-all: $(VENV)/.ready-all
 	$(BIN)/python -m pytest -m slow
 
@@ -35,7 +35,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready-all: $(VENV)/.ready
-	$(INSTALL) -e ".[dev,hf,lightning]"
+	$(INSTALL) -e ".[dev,hf,lightning,ray]"
 	touch $@
 
 clean:
