@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -101,11 +102,16 @@ def _expand(spec: str) -> list[DataFile]:
     if "://" in spec:
         return _expand_url(spec)
     if os.path.isfile(spec):
-        return [DataFile.at(spec)]
+        shards = _listed_shards(spec) if os.path.basename(spec) == "index.json" else []
+        return shards or [DataFile.at(spec)]
     if os.path.isfile(os.path.join(spec, "state.json")):
         return _saved_dataset(spec)
     if os.path.isfile(os.path.join(spec, "dataset_dict.json")):
         return _saved_dataset(_only_split(spec))
+    if os.path.isfile(os.path.join(spec, "index.json")):
+        shards = _listed_shards(os.path.join(spec, "index.json"))
+        if shards:
+            return shards
     if os.path.isdir(spec):
         inside = sorted(glob.glob(os.path.join(glob.escape(spec), "**", "*"), recursive=True))
         paths = [path for path in inside if os.path.isfile(path) and is_data_file(path)]
@@ -117,6 +123,35 @@ def _expand(spec: str) -> list[DataFile]:
             kind = "matches no file" if glob.has_magic(spec) else "no such file or folder"
             raise FileNotFoundError(f"{spec}: {kind} (looked in {os.getcwd()})")
     return [DataFile.at(path) for path in paths]
+
+
+def _listed_shards(index: str) -> list[DataFile]:
+    """Shards that an ``index.json`` of MosaicML's format lists, in its order; none where it is another file.
+
+    Of a shard that is there both plain and compressed the plain file is taken.
+
+    Raises:
+        FileNotFoundError: a shard that is listed is not there.
+        ValueError: shards of a format other than MDS.
+    """
+    with DataFile(index, 0).open() as file:
+        try:
+            shards = json.loads(file.read())["shards"]
+        except (ValueError, KeyError, TypeError):
+            return []
+    folder = index.rpartition("/")[0]
+    found = []
+    for shard in shards:
+        if shard.get("format") != "mds":
+            raise ValueError(f"{index}: shards of format {shard.get('format')!r} are not known; MDS ones are")
+        sides = [side["basename"] for side in (shard["raw_data"], shard.get("zip_data")) if side]
+        for name in sides:
+            with contextlib.suppress(FileNotFoundError):
+                found += _expand(f"{folder}/{name}" if folder else name)
+                break
+        else:
+            raise FileNotFoundError(f"{index} lists {' or '.join(sides)}, which is not there")
+    return found
 
 
 def _saved_dataset(folder: str) -> list[DataFile]:
@@ -140,6 +175,10 @@ def _expand_url(spec: str) -> list[DataFile]:
     import fsspec
 
     filesystem, path = fsspec.core.url_to_fs(spec)
+    if spec.endswith("/index.json"):
+        shards = _listed_shards(spec)
+        if shards:
+            return shards
     if not glob.has_magic(path) and not suffix_of(path):
         spec, path = spec.rstrip("/") + "/*", path.rstrip("/") + "/*"
     if glob.has_magic(path):
@@ -163,8 +202,8 @@ def _expand_url(spec: str) -> list[DataFile]:
     return files
 
 
-DATA_SUFFIXES = (".parquet", ".arrow", ".feather", ".jsonl", ".json", ".ndjson", ".tar", ".idx")
-COMPRESSIONS = (".gz", ".zst")
+DATA_SUFFIXES = (".parquet", ".arrow", ".feather", ".jsonl", ".json", ".ndjson", ".tar", ".idx", ".mds")
+COMPRESSIONS = (".gz", ".zst", ".zstd")
 
 
 def suffix_of(path: str) -> str:

@@ -136,9 +136,13 @@ def open_files(
         from loaders.sources.megatron import MegatronSource
 
         return MegatronSource(files, **options)
+    if suffix == ".mds":
+        from loaders.sources.mosaic import MosaicSource
+
+        return MosaicSource(files, **options)
     raise ValueError(
         f"{name}: unknown format {suffix or '(none)'!r}; "
-        "known: .parquet, .arrow, .jsonl (.gz, .zst), .tar, .idx"
+        "known: .parquet, .arrow, .jsonl (.gz, .zst), .tar, .idx, .mds"
     )
 
 
