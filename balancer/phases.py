@@ -18,6 +18,7 @@ from balancer.phasing.exchange import Exchange, Links
 from balancer.phasing.modes import plan_joint, plan_separate
 from balancer.phasing.parts import Phase, PhasePlan
 from balancer.phasing.step import prepare
+from balancer.planning.samples import check_max_samples
 from balancer.topology import Topology
 from packing.table import SampleTable
 
@@ -40,6 +41,7 @@ def plan_phases(
     sync: str = "step",
     links: Links | None = None,
     seed: int = 0,
+    max_samples: int | None = None,
 ) -> PhasePlan:
     """Divide a step in which samples have units of several phases.
 
@@ -57,6 +59,7 @@ def plan_phases(
         sync: as for `plan_step`. With ``"micro_batch"`` ranks meet in every slot of every phase.
         links: rates at which outputs travel.
         seed: as for `plan_step`.
+        max_samples: samples that a micro-batch of the language model may hold.
 
     Raises:
         ValueError: arguments out of range, phases without a column or the other way round, or a mode that
@@ -74,6 +77,7 @@ def plan_phases(
         sync=sync,
         links=links or Links(),
         seed=seed,
+        max_samples=None if max_samples is None else check_max_samples(max_samples),
     )
     plans = []
     if mode != "separate" and topology.pipeline_stages == 1:

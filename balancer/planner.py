@@ -14,6 +14,7 @@ from balancer.bounds import lower_bound_ns
 from balancer.plan import StepPlan
 from balancer.planning.layout import empty_layout, make_plan, slots_of
 from balancer.planning.problem import Cost, Ints, make_problem
+from balancer.planning.samples import at_most, check_max_samples
 from balancer.policies import POLICIES
 from balancer.topology import Topology
 from packing.table import SampleTable
@@ -33,6 +34,7 @@ def plan_step(
     min_length: Mapping[int, int] | None = None,
     slots_multiple_of: int = 1,
     effort: int | None = None,
+    max_samples: int | None = None,
 ) -> StepPlan:
     """Divide one step's samples over the ranks.
 
@@ -55,6 +57,7 @@ def plan_step(
         effort: trials of the local search, which runs on steps of at most 96 samples and stops at a gap of
             0.1 %; ``None``: 4,000, about 1 ms, or 40,000 where at most 16 samples have several degrees. It
             is counted in trials, not in seconds, so that every rank stops at the same plan.
+        max_samples: samples that a micro-batch may hold; those with more are cut, on the ranks that have them.
 
     Equal arguments give an equal plan on every rank, platform and thread: decisions are made on whole
     nanoseconds. A micro-batch's ``cost_s`` is that of its true lengths; alignment padding counts against
@@ -82,10 +85,13 @@ def plan_step(
     if len(problem) == 0:
         return make_plan(problem, empty_layout(), lower_bound_ns=0, policy=policy)
     layout = POLICIES[policy](problem)
+    if max_samples is not None:
+        layout = at_most(layout, check_max_samples(max_samples))
     needed = slots_of(problem, layout)[1]
     if problem.micro_batches is not None and needed > problem.micro_batches:
+        limit = "" if max_samples is None else f" with max_samples={max_samples}"
         raise ValueError(
-            f"policy {policy!r} needs {needed} micro_batches a rank for this step, more than the "
+            f"policy {policy!r}{limit} needs {needed} micro_batches a rank for this step, more than the "
             f"{problem.micro_batches} that are asked for. Allow more, leave their number free, or use "
             "policy='balanced'."
         )
@@ -109,6 +115,7 @@ class Planner:
     seed: int = 0
     min_length: Mapping[int, int] = field(default_factory=dict)
     slots_multiple_of: int = 1
+    max_samples: int | None = None
     effort: int | None = None
     """Deadline of a step's plan, in trials of the local search after the first feasible plan."""
 
@@ -127,6 +134,7 @@ class Planner:
             min_length=self.min_length,
             slots_multiple_of=self.slots_multiple_of,
             effort=self.effort,
+            max_samples=self.max_samples,
         )
 
     def ahead(self, steps: Iterable[SampleTable | ArrayLike], *, look_ahead: int = 2) -> Iterator[StepPlan]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from balancer.phasing.assembly import Ints, Placement, with_alignment
+from balancer.planning.samples import dealt
 
 
 def within_limits(placement: Placement, limits: Sequence[tuple[Ints, int]], *, sync: str) -> Placement:
@@ -34,6 +35,19 @@ def within_limits(placement: Placement, limits: Sequence[tuple[Ints, int]], *, s
     for m in np.flatnonzero((held > room).any(axis=0)):
         samples = np.flatnonzero(placement.batch_of == m)
         part_of[samples] = _first_fit(units[:, samples], room[:, m])
+    return _parted(placement, part_of, sync)
+
+
+def within_samples(placement: Placement, num_tokens: Ints, max_samples: int, *, sync: str) -> Placement:
+    """The placement with micro-batches cut that hold more than ``max_samples`` samples. num_tokens: [S]."""
+    if np.bincount(placement.batch_of).max(initial=0) <= max_samples:
+        return placement
+    longest_first = np.argsort(-num_tokens, kind="stable")
+    return _parted(placement, dealt(placement.batch_of, longest_first, max_samples), sync)
+
+
+def _parted(placement: Placement, part_of: Ints, sync: str) -> Placement:
+    """Every micro-batch as the parts that its samples were given. part_of: [S]."""
     # [2, M'] micro-batch and part of the new ones
     pairs = np.stack([placement.batch_of, part_of])
     new, batch_of = np.unique(pairs, axis=1, return_inverse=True)

@@ -8,7 +8,7 @@ from balancer.costs.model import CostModel
 from balancer.phasing.assembly import Ints, Placement, assemble, placement_of, work_ns
 from balancer.phasing.exchange import exchange_between, near_the_readers
 from balancer.phasing.joint import joint_placements
-from balancer.phasing.limits import within_limits
+from balancer.phasing.limits import within_limits, within_samples
 from balancer.phasing.parts import PhasePlan
 from balancer.phasing.step import PhasedStep, bound_s
 from balancer.plan import StepPlan
@@ -42,6 +42,9 @@ def plan_joint(step: PhasedStep) -> list[PhasePlan]:
         if phase.max_units is not None
     ]
     placements = [within_limits(placement, limits, sync=step.sync) for placement in placements]
+    if step.max_samples is not None:
+        most = step.max_samples
+        placements = [within_samples(one, step.num_tokens, most, sync=step.sync) for one in placements]
     plans = [_assembled(step, placement) for placement in placements]
     return [plan for plan in plans if plan is not None]
 

@@ -36,6 +36,7 @@ class PhasedStep:
     language: StepPlan
     encoders: Mapping[str, StepPlan]
     bounds_s: Mapping[str, float]
+    max_samples: int | None = None
 
 
 def prepare(
@@ -50,6 +51,7 @@ def prepare(
     sync: str,
     links: Links,
     seed: int,
+    max_samples: int | None = None,
 ) -> PhasedStep:
     """Plan each phase on its own: the start of joint plans, the parts of separate ones, and the bound."""
     cost = cost.for_topology(topology)
@@ -71,6 +73,7 @@ def prepare(
         cp_degrees=cp_degrees,
         sync=sync,
         seed=seed,
+        max_samples=max_samples,
     )
     encoders, bounds = {}, {"language": language.lower_bound_s}
     for name, phase in phases.items():
@@ -95,6 +98,7 @@ def prepare(
         language=language,
         encoders=encoders,
         bounds_s=bounds,
+        max_samples=max_samples,
     )
 
 
