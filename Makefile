@@ -3,9 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
-EXTRAS := dev
 
-.PHONY: demo test test-all lint types imports setup clean bench
+.PHONY: demo test test-all lint types imports setup docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -13,7 +12,6 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
-test-all: EXTRAS := dev,hf,lightning,ray
 test-all: $(VENV)/.ready-all
 	$(BIN)/python -m pytest -m slow
 
@@ -35,8 +33,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready-all: $(VENV)/.ready
-	$(INSTALL) -e ".[dev,hf,lightning,ray]"
+	$(INSTALL) -e ".[dev,hf,lightning,ray,docs]"
 	touch $@
 
+docs: $(VENV)/.ready-all
+	$(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo
+	rm -rf $(VENV) build dist *.egg-info demo site

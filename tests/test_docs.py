@@ -6,7 +6,10 @@ import ast
 import importlib
 import json
 import re
+import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -270,6 +273,35 @@ def test_packing_runs(names: dict[str, Any]) -> None:
     assert set(packs.counts) == {"kept", "dropped", "truncated", "split", "empty"}
     assert len(packs) >= packs.lower_bound
     assert len(packs.order) == len(packs.assignment()) == 500
+
+
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/concepts.md", "docs/migration.md"])
+def test_the_pages_for_newcomers_run(page: str, names: dict[str, Any]) -> None:
+    for code in blocks(page):
+        run(page, code, names)
+
+
+def test_the_page_of_the_command_line_is_made_from_it() -> None:
+    home = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    assert home["page"]() == text_of("docs/cli.md"), "run `python docs/generate.py`"
+
+
+@pytest.mark.parametrize("package", ["packing", "balancer", "balancer.runtime", "loaders"])
+def test_the_reference_has_every_public_name(package: str) -> None:
+    page = text_of(f"docs/reference/{package.split('.')[-1]}.md")
+    assert sorted(re.findall(rf"^::: {package}\.(\w+)$", page, re.MULTILINE)) == sorted(
+        importlib.import_module(package).__all__
+    )
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs evenload[docs]")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stderr
+    written = {path.stem for path in tmp_path.glob("*.html")}
+    assert {Path(page).stem for page in PAGES if page.startswith("docs/")} <= written
 
 
 def test_balancing_runs(names: dict[str, Any]) -> None:
