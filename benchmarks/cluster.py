@@ -22,7 +22,7 @@ import numpy as np
 
 from balancer import POLICIES, CostModel, Topology, plan_step, simulate
 from balancer.simulation import ModelFlops, SimulatedPolicy, walk
-from benchmarks.harness import RESULTS, publish
+from benchmarks.harness import FIGURES, publish
 from benchmarks.workloads import MIXES, clipped
 from loaders import open_source
 from packing import pack
@@ -331,7 +331,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
     panels[0].set_ylabel("tokens/s a GPU (simulated, 7B on A100)")
     panels[0].set_ylim(bottom=0)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
-    figure.savefig(RESULTS / "cluster_scale.png", dpi=130)
+    figure.savefig(FIGURES / "cluster_scale.png", dpi=130)
 
 
 SECTIONS: dict[str, Callable[[], list[dict[str, Any]]]] = {

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
+FIGURES = Path(__file__).parents[1] / "docs" / "images"
+"""Figures lie with the pages that show them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,11 +90,13 @@ def _processor() -> str:
 def publish(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
     """Write rows, each with the environment, to ``results/NAME.csv``, and print them."""
     surroundings = environment()
+    rows = list(rows)
     written = [{**row, **surroundings} for row in rows]
+    names = list(dict.fromkeys(name for row in written for name in row))
     path = RESULTS / f"{name}.csv"
     RESULTS.mkdir(exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(written[0]))
+        writer = csv.DictWriter(file, fieldnames=names)
         writer.writeheader()
         writer.writerows(written)
     print(f"\n{name}")

@@ -309,7 +309,7 @@ def draw_peers() -> None:
     axes.set_xticks(place, labels, fontsize=7)
     axes.set_title("One million lengths to pack ids, one core (mix and max_tokens below)", fontsize=10)
     axes.legend(loc="upper right", ncols=2, fontsize=8)
-    figure.savefig(harness.RESULTS / "packing_peers.png", dpi=110)
+    figure.savefig(harness.FIGURES / "packing_peers.png", dpi=110)
 
 
 SECTIONS = {

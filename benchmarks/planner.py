@@ -11,10 +11,7 @@ numberpartitioning, installed with ``pip install --no-deps --target DIR``; witho
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
-import os
-import platform
 import sys
 import time
 import types
@@ -30,9 +27,9 @@ from balancer import CostModel, Topology, partition, plan_step
 from balancer.cost import Communication
 from balancer.costs.presets import preset
 from benchmarks import hybrid_cp, workloads
+from benchmarks.harness import FIGURES, publish
 from tests.balancer.milp import least_time_s
 
-RESULTS = Path(__file__).parent / "results"
 FLEXSP = preset("flexsp-a100-7b")
 DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -65,24 +62,6 @@ def cpu_seconds(run: Callable[[], Any], repeats: int) -> tuple[Any, float]:
         result = run()
         best = min(best, time.thread_time() - start)
     return result, best
-
-
-def publish(section: str, rows: list[dict[str, Any]]) -> None:
-    """Print the rows and write them with the environment they were measured in."""
-    RESULTS.mkdir(exist_ok=True)
-    versions = f"Python {platform.python_version()}, numpy {np.__version__}"
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {versions}"
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with (RESULTS / f"planner_{section}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*names, "machine"])
-        writer.writeheader()
-        writer.writerows([{**row, "machine": machine} for row in rows])
-    for row in rows:
-        print("  ".join(f"{name}={_short(value)}" for name, value in row.items()), flush=True)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def shapes(_: argparse.Namespace) -> list[dict[str, Any]]:
@@ -145,7 +124,7 @@ def draw_shapes(rows: Iterable[dict[str, Any]]) -> None:
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(RESULTS / "planner_shapes.png", dpi=120)
+    figure.savefig(FIGURES / "planner_shapes.png", dpi=120)
 
 
 def karmarkar_karp(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -471,7 +450,7 @@ def main() -> None:
     for section in options.sections or SECTIONS:
         print(f"== {section}", flush=True)
         rows = SECTIONS[section](options)
-        publish(section, rows)
+        publish(f"planner_{section}", rows)
         if section == "shapes":
             draw_shapes(rows)
 

@@ -1,6 +1,6 @@
 """What sharing attention between two ranks costs beside an ideal split, on the CPU.
 
-    python -m benchmarks.runtime [--tokens 8192 16384] [--repeats 5] [--json FILE]
+    python -m benchmarks runtime [--tokens 8192 16384] [--repeats 5]
 
 The ideal is half the time of one process that attends to the whole micro-batch, plus the time to move the
 method's bytes with nothing else going on. Both are measured here, on the same two processes, in turns with
@@ -8,18 +8,17 @@ the methods, since a core's own speed drifts by a third between minutes. One thr
 
     ratio = forward + backward time of the method / (half the whole time + transfer time)
 
-in wall time, and in CPU time of the busier rank, which other work on the machine disturbs less.
+in wall time, and in CPU time of the busier rank, which other work on the machine disturbs less. Rows go to
+``benchmarks/results/runtime.csv``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import tempfile
 import time
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +29,11 @@ from rich.table import Table
 
 from balancer import Topology, runtime
 from balancer.sharding import shard
+from benchmarks.harness import publish
 
 HEADS, KEY_HEADS, HEAD_SIZE = 8, 2, 64
 METHODS = ("all_gather", "ring", "ulysses")
+ENDS = {"least": min, "most": max}
 
 
 class Share:
@@ -145,7 +146,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 16384])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the rows here")
     args = parser.parse_args()
     context = mp.get_context("spawn")
     results = context.SimpleQueue()
@@ -165,9 +165,15 @@ def main() -> None:
             f"{row['tokens']:,}", row["pack"], row["method"], *times, spread, f"{row['ratio_cpu']:.2f}"
         )
     Console(width=110).print(table)
-    if args.json:
-        environment = {"torch": torch.__version__, "machine": platform.machine(), "repeats": args.repeats}
-        args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1))
+    publish("runtime", [{**_flat(row), "repeats": args.repeats, "torch": torch.__version__} for row in rows])
+
+
+def _flat(row: dict[str, Any]) -> dict[str, object]:
+    """A row with the ends of its ratios instead of all of them."""
+    ends = {
+        f"{key}_{name}": of(row[key]) for key in ("ratios_wall", "ratios_cpu") for name, of in ENDS.items()
+    }
+    return {key: value for key, value in row.items() if not isinstance(value, list)} | ends
 
 
 if __name__ == "__main__":
