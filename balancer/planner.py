@@ -57,7 +57,7 @@ def plan_step(
         effort: trials of the local search, which runs on steps of at most 96 samples and stops at a gap of
             0.1 %; ``None``: 4,000, about 1 ms, or 40,000 where at most 16 samples have several degrees. It
             is counted in trials, not in seconds, so that every rank stops at the same plan.
-        max_samples: samples that a micro-batch may hold; those with more are cut, on the ranks that have them.
+        max_samples: samples that a micro-batch may hold; those with more are cut, on the ranks that had them.
 
     Equal arguments give an equal plan on every rank, platform and thread: decisions are made on whole
     nanoseconds. A micro-batch's ``cost_s`` is that of its true lengths; alignment padding counts against
