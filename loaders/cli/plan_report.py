@@ -70,10 +70,15 @@ def as_json(
     """Everything that the table shows, as plain data."""
     return {
         **asdict(setting),
-        "cost": {name: getattr(cost, name) for name in _COST_FIELDS},
+        "cost": cost_numbers(cost),
         **_samples(admitted),
         "policies": {outcome.policy: _numbers(outcome) for outcome in outcomes},
     }
+
+
+def cost_numbers(cost: CostModel) -> dict[str, Any]:
+    """The coefficients and where they come from, as plain data."""
+    return {name: getattr(cost, name) for name in _COST_FIELDS}
 
 
 def _samples(admitted: Admitted) -> dict[str, Any]:

@@ -133,6 +133,17 @@ def _parse_multipliers(text: str | None) -> tuple[float, ...] | None:
         raise ValueError(f"--stage-multipliers must be numbers such as 1,1,1.2, got {text!r}.") from None
 
 
+def read_config(model: Path) -> dict[str, Any]:
+    """A model's configuration, from its file or folder. Raises ValueError or OSError."""
+    try:
+        config = json.loads((model / "config.json" if model.is_dir() else model).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--model must be a config.json, {model} is not JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"--model must be a config.json, {model} holds no names.")
+    return config
+
+
 def _cost_and_flops(
     cost: str | None, model: Path | None, gpu: str, tensor_parallel: int, topology: Any
 ) -> tuple[CostModel, ModelFlops | None]:
@@ -143,10 +154,7 @@ def _cost_and_flops(
 
     if model is None:
         return parse_cost(cost or "generic"), None
-    try:
-        config = json.loads((model / "config.json" if model.is_dir() else model).read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--model must be a config.json, {model} is not JSON: {error}.") from error
+    config = read_config(model)
     flops = ModelFlops.from_config(config, gpu, tensor_parallel=tensor_parallel)
     if cost is not None:
         return parse_cost(cost), flops

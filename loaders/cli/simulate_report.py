@@ -35,7 +35,7 @@ class Report:
             **plain,
             **self.cluster,
             "pipeline_stages": self.pipeline_stages,
-            "policies": {outcome.policy: _numbers(outcome) for outcome in self.outcomes},
+            "policies": {outcome.policy: policy_numbers(outcome) for outcome in self.outcomes},
         }
 
     def show(self, console: Console) -> None:
@@ -81,7 +81,8 @@ class Report:
         return f"jitter {self.cluster['jitter']:g}, stragglers: {slow or 'none'}"
 
 
-def _numbers(outcome: SimulatedPolicy) -> dict[str, Any]:
+def policy_numbers(outcome: SimulatedPolicy) -> dict[str, Any]:
+    """One policy as plain data, or why it cannot plan."""
     if outcome.error:
         return {"error": outcome.error}
     quantiles = outcome.quantiles_s(tuple(_QUANTILES.values())).tolist()
@@ -102,7 +103,7 @@ def _numbers(outcome: SimulatedPolicy) -> dict[str, Any]:
 def _cells(outcome: SimulatedPolicy) -> list[str]:
     if outcome.error:
         return [outcome.policy, "cannot plan", *[""] * 8]
-    numbers = _numbers(outcome)
+    numbers = policy_numbers(outcome)
     times = ("step_time_s", "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "planned_step_time_s")
     return [
         outcome.policy,
