@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,7 +67,16 @@ def pack_command(
     ] = False,
     compression: Annotated[str, typer.Option(help="Of parquet: zstd, snappy, lz4 or none.")] = "zstd",
     seed: Annotated[int, typer.Option(help="Of the order of packs.")] = 0,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: one for each CPU.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes, or tasks at a time on a cluster; default: one for each CPU."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Where the work runs: local, or ray for the nodes of a cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Of the Ray cluster; default: RAY_ADDRESS, else this machine.")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Most memory, as 2GiB; limits the workers.")] = None,
     window_tokens: Annotated[str, typer.Option(help="Tokens packed together into one shard.")] = "16Mi",
     strict: Annotated[
@@ -103,6 +114,7 @@ def pack_command(
         raise typer.BadParameter("--resume goes on with a run, --overwrite starts it again: choose one")
     if labels is not None and no_labels:
         raise typer.BadParameter("--labels and --no-labels exclude each other")
+    _check_engine(engine, address, memory=memory, dry=dry_run)
     from loaders.cli.numbers import parse_amount, parse_list
     from loaders.packing_job.settings import PackSettings, TextSettings, chosen_columns
 
@@ -140,7 +152,42 @@ def pack_command(
         workers=workers or _all_cpus(),
         memory_bytes=None if memory is None else parse_amount(memory),
     )
-    _run(settings, console, resume=resume, overwrite=overwrite, dry=dry_run, report=report)
+    if dry_run:
+        _dry_run(settings, console)
+        return
+    with _task_runner(settings, engine, address, workers) as runner:
+        _run(settings, console, runner, resume=resume, overwrite=overwrite, report=report)
+
+
+def _check_engine(engine: str, address: str | None, *, memory: str | None, dry: bool) -> None:
+    """Refuse an option that would have no effect."""
+    if engine not in ("local", "ray"):
+        raise typer.BadParameter(f"--engine is local or ray, not {engine}")
+    if address is not None and engine != "ray":
+        raise typer.BadParameter("--address is of a Ray cluster: it needs --engine ray")
+    if engine == "ray" and memory is not None:
+        raise typer.BadParameter(
+            "--memory is of this machine; on a cluster, limit the tasks with --workers or --window-tokens"
+        )
+    if engine == "ray" and dry:
+        raise typer.BadParameter("--dry-run writes nothing that nodes could share: leave --engine out")
+
+
+@contextmanager
+def _task_runner(settings: Any, engine: str, address: str | None, workers: int | None) -> Iterator[Any]:
+    if engine == "local":
+        from loaders.packing_job.workers import run_tasks
+
+        yield run_tasks
+        return
+    try:
+        from loaders.ray_engine.packing import task_runner
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise ImportError("--engine ray needs Ray: pip install 'evenload[ray]'") from None
+    with task_runner(Path(settings.output), address, most=workers) as runner:
+        yield runner
 
 
 def _all_cpus() -> int:
@@ -149,21 +196,22 @@ def _all_cpus() -> int:
     return available_cpus()
 
 
-def _run(
-    settings: Any, console: Any, *, resume: bool, overwrite: bool, dry: bool, report: Path | None
-) -> None:
-    from loaders.packing_job.folder import target_folder
+def _dry_run(settings: Any, console: Any) -> None:
+    from loaders.packing_job.dry_run import dry_run
     from loaders.packing_job.summary import print_summary
 
-    if dry:
-        from loaders.packing_job.dry_run import dry_run
+    for found in dry_run(settings, console):
+        print_summary(console, found, settings.output)
 
-        for found in dry_run(settings, console):
-            print_summary(console, found, settings.output)
-        return
+
+def _run(
+    settings: Any, console: Any, runner: Any, *, resume: bool, overwrite: bool, report: Path | None
+) -> None:
+    from loaders.packing_job.folder import target_folder
     from loaders.packing_job.job import run
+    from loaders.packing_job.summary import print_summary
 
-    for manifest in run(settings, console, resume=resume, overwrite=overwrite):
+    for manifest in run(settings, console, resume=resume, overwrite=overwrite, runner=runner):
         place = target_folder(settings, manifest["max_tokens"])
         print_summary(console, manifest, str(place))
         console.print(f"written to {place}, report in {place / 'report.html'}", highlight=False)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 def whole_file(path: Path) -> Iterator[Path]:
     """A path to write to; it becomes ``path`` when the block ends well, and goes away when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # a process id is not enough: two machines that share a folder may use the same one
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
     try:
         with told_about(path):
             yield partial

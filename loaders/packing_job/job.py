@@ -22,7 +22,7 @@ from loaders.packing_job.publish import publish
 from loaders.packing_job.settings import PackSettings
 from loaders.packing_job.window import WindowTask
 from loaders.packing_job.windows import windows
-from loaders.packing_job.workers import run_tasks
+from loaders.packing_job.workers import RunTasks, run_tasks
 
 SUFFIX = {"parquet": ".parquet", "arrow": ".arrow", "megatron": ".part"}
 FEW_REJECTS = 10
@@ -30,9 +30,16 @@ FEW_REJECTS = 10
 
 
 def run(
-    settings: PackSettings, console: Console, *, resume: bool = False, overwrite: bool = False
+    settings: PackSettings,
+    console: Console,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    runner: RunTasks = run_tasks,
 ) -> list[dict[str, Any]]:
     """Pack the inputs into the output folder; returns the manifest of each cap.
+
+    ``runner`` says where the tasks of both passes run; plan and manifest are made here.
 
     Raises:
         FileNotFoundError, FileExistsError, ValueError, RuntimeError: with what to do about it.
@@ -48,7 +55,7 @@ def run(
     ):
         folder.remove_partial_files(work)
         first_pass = tasks(inputs, settings)
-        corpus = scan_inputs(first_pass, inputs, settings, work, console)
+        corpus = scan_inputs(first_pass, inputs, settings, work, console, runner)
         try:
             check_corpus(corpus, first_pass, inputs, settings)
         except ValueError:
@@ -56,7 +63,7 @@ def run(
             raise
         manifests = []
         for cap in settings.max_tokens:
-            shards = write_shards(corpus, first_pass, inputs, settings, cap, work, console)
+            shards = write_shards(corpus, first_pass, inputs, settings, cap, work, console, runner)
             check_unchanged(inputs, before)
             manifest = make_manifest(corpus, settings, cap, shards, inputs)
             manifests.append(publish(manifest, corpus, settings, cap, work))
@@ -88,7 +95,12 @@ def _read_manifest(settings: PackSettings, cap: int) -> dict[str, Any]:
 
 
 def scan_inputs(
-    first_pass: Sequence[Task], inputs: Sequence[Input], settings: PackSettings, work: Path, console: Console
+    first_pass: Sequence[Task],
+    inputs: Sequence[Input],
+    settings: PackSettings,
+    work: Path,
+    console: Console,
+    runner: RunTasks = run_tasks,
 ) -> Corpus:
     """The first pass: tasks that an earlier run finished are left out."""
     results = work / "scan"
@@ -96,7 +108,7 @@ def scan_inputs(
     size = sum(task.size_bytes for task in first_pass)
     done = size - sum(task.size_bytes for task in left)
     if left:
-        amounts = run_tasks(scan.scan, left, (inputs, settings, results), settings.workers)
+        amounts = runner(scan.scan, left, (inputs, settings, results), settings.workers)
         for _ in tracked(console, "reading lengths", amounts, size, "bytes", done):
             pass
     return read_corpus(first_pass, inputs, results)
@@ -142,6 +154,7 @@ def write_shards(
     cap: int,
     work: Path,
     console: Console,
+    runner: RunTasks = run_tasks,
 ) -> list[dict[str, Any]]:
     """The second pass: one shard a window; shards that an earlier run finished are left out."""
     if settings.format == "plan":
@@ -154,7 +167,7 @@ def write_shards(
     if left:
         workers = workers_within_memory(settings, cap, masked=corpus.reach is not None, console=console)
         shared = (first_pass, inputs, settings, work)
-        amounts = run_tasks(window.write_window, left, shared, workers)
+        amounts = runner(window.write_window, left, shared, workers)
         for _ in tracked(console, f"packing into {cap}", amounts, size, "tokens", done):
             pass
     results = [read_json(window.result_file(work, cap, task.shard)) for task in todo]

@@ -11,10 +11,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, Protocol
 
 QUEUED_PER_WORKER = 2
 _SHARED: tuple[Any, ...] = ()
+
+
+class RunTasks(Protocol):
+    """Where the tasks of a pass run: on processes of this machine (`run_tasks`), or elsewhere."""
+
+    def __call__(
+        self, function: Callable[..., int], tasks: Sequence[Any], shared: tuple[Any, ...], workers: int, /
+    ) -> Iterator[int]:
+        """``function(task, *shared)`` once for every task; yields what each returns, as they end.
+
+        A task writes whole files or none, so one that was lost half-way may be run again, anywhere.
+        """
 
 
 def available_cpus() -> int:
