@@ -56,13 +56,6 @@ def check_order(
         logger.warning("batch_size=%s has no effect: %s fixes the samples of a step.", batch_size, fixed_by)
 
 
-def is_stream(dataset: Any) -> bool:
-    """Whether samples can only be taken one after another."""
-    from torch.utils.data import IterableDataset
-
-    return isinstance(dataset, IterableDataset)
-
-
 def refuse_for_streams(arguments: Mapping[str, tuple[Any, Any]]) -> None:
     """Arguments, with their defaults, that need rows by number or samples of other ranks."""
     given = [name for name, (value, default) in arguments.items() if _differs(value, default)]

@@ -21,7 +21,6 @@ from loaders.arguments import (
     checked_degrees,
     checked_pads,
     chosen_seed,
-    is_stream,
     refuse_exchange,
     refuse_for_streams,
     refuse_without_effect,
@@ -43,6 +42,7 @@ from loaders.groups import context_groups
 from loaders.metrics import Metrics
 from loaders.opening import open_order
 from loaders.reader import CollateFn, Reader
+from loaders.sources.streams import is_stream
 from loaders.state import from_state, to_state
 from loaders.steps import Steps, StepTokens
 from loaders.stream_intake import OVERSIZE as STREAM_OVERSIZE

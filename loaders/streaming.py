@@ -23,6 +23,7 @@ from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
 from loaders.reader import Reader
 from loaders.shares import Share, shares_of_rank
+from loaders.sources.streams import keeps_exact_state
 from loaders.stream_intake import Intake
 from packing.table import SampleTable
 
@@ -107,7 +108,7 @@ class Streaming:
     ) -> None:
         self.dataset = dataset
         self.samples = samples
-        self.has_state = in_process and all(hasattr(dataset, n) for n in ("state_dict", "load_state_dict"))
+        self.has_state = in_process and keeps_exact_state(dataset)
         self.dividing = dividing
         self.intake = intake
         self.reader = reader

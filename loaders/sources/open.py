@@ -14,6 +14,7 @@ from loaders.sources.files import DataFile, find_files, suffix_of
 from loaders.sources.flat import MAX_TOKEN_ID
 from loaders.sources.packed import open_packed, read_packed_manifest
 from loaders.sources.scanning import cache_folder
+from loaders.sources.streams import is_stream
 from loaders.sources.torch_dataset import DatasetSource, Length
 
 
@@ -51,7 +52,7 @@ def open_source(
     Raises:
         FileNotFoundError: nothing is there.
         ValueError: unknown or mixed formats; files cut short (found here, from their footers).
-        TypeError: not something that holds rows by number.
+        TypeError: not something that holds rows by number; of a stream it says what to do instead.
     """
     if isinstance(spec, Source):
         return spec
@@ -74,6 +75,12 @@ def open_source(
         title = name or f"datasets.Dataset of {len(spec)} rows"
         return HuggingFaceSource(
             spec, encoder=encoder, name=title, length=length, max_token_id=limit, on_bad=on_bad
+        )
+    if is_stream(spec):
+        raise TypeError(
+            f"a source needs rows by number, and {type(spec).__name__} is a stream, whose samples only come "
+            "one after another. Pass it to DataLoader as it is, which packs and balances a window of it; or "
+            "open its files, whose rows can be shuffled, mixed and resumed without reading them again."
         )
     if not (hasattr(spec, "__getitem__") and hasattr(spec, "__len__")):
         raise TypeError(
