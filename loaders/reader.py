@@ -11,17 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from loaders import _kernels
 from loaders.batch import Place
 from loaders.collate import Packed, TokenRows
-from loaders.faults import Fault, fault_of, named
+from loaders.faults import Fault, named
 from loaders.joins import Join, join_columns, joins_of
 from loaders.labels import IGNORED
+from loaders.pieces import read_pieces, take_runs
 from loaders.shares import Share
-from loaders.skipping import read_rows, replaced
 from loaders.sources.base import Rows, Source, samples_of
 
 CollateFn = Callable[[list[Any]], Any]
+Part = tuple[NDArray[np.int64], Rows]
+"""Places within a share, and the payload of the samples there: all those of one source."""
 NAMED = 4
 """Samples that a message about a whole batch names."""
 
@@ -57,7 +58,10 @@ class Reader(Dataset[Packed]):
 
     def __getitem__(self, share: Share) -> Packed:
         faults: list[Fault] = []
-        rows = self.read(share, faults)
+        return self.packed(share, self.read(share, faults), faults)
+
+    def packed(self, share: Share, rows: Rows, faults: Sequence[Fault]) -> Packed:
+        """The micro-batch that a share's payload makes."""
         counts = _counts(rows)
         place = place_of(share)
         inputs = None
@@ -105,51 +109,24 @@ class Reader(Dataset[Packed]):
         """Payload of a share's samples and pieces, in its order. Skipped samples are added to ``faults``."""
         if len(share) == 0:
             return Rows(input_ids=np.zeros(0, np.int64), offsets=np.zeros(1, np.int64))
-        present = share.source[:1] if len(self.sources) == 1 else np.unique(share.source)
-        if present.size == 1:
-            return self._pieces(int(present[0]), share, slice(None), faults)
-        parts = [
-            (mine := np.flatnonzero(share.source == s), self._pieces(int(s), share, mine, faults))
-            for s in present
-        ]
-        return _interleave(parts, share.num_tokens)
+        parts = self.parts(share, faults)
+        return parts[0][1] if len(parts) == 1 else _interleave(parts, share.num_tokens)
 
-    def _pieces(
-        self, number: int, share: Share, mine: NDArray[np.int64] | slice, faults: list[Fault]
-    ) -> Rows:
-        """The samples at ``mine``, all of one source."""
-        source = self.sources[number]
-        start, num_tokens = share.start[mine], share.num_tokens[mine]
-        skip = self.skip_faults and source.divisible  # media have rules of their own for what is bad
-        rows, found = read_rows(source, share.row[mine], start + num_tokens, skip=skip)
-        faults += found
-        held = np.diff(rows.offsets)
-        if np.array_equal(held, num_tokens):
-            return rows
-        # only a sample above the capacity is cut, and then every piece but its last is full
-        told = start + num_tokens
-        wrong = np.flatnonzero((held < told) | ((held > told) & (num_tokens < self.capacity)))
-        for bad in wrong.tolist():
-            row = int(share.row[mine][bad])
-            error = RuntimeError(
-                f"{source.origin(row)}: {held[bad]} tokens were read where its length "
-                f"said {told[bad]}. The plan rests on the lengths: delete the cached lengths if the data has "
-                "changed, or give a length column that holds the true ones."
+    def parts(self, share: Share, faults: list[Fault]) -> list[Part]:
+        """Payload of a share that is not empty, source by source."""
+        parts: list[Part] = []
+        for number, mine in by_source(share, len(self.sources)):
+            rows, found = read_pieces(
+                self.sources[number],
+                share.row[mine],
+                share.start[mine],
+                share.num_tokens[mine],
+                capacity=self.capacity,
+                skip_faults=self.skip_faults,
             )
-            if not skip:
-                raise error
-            faults.append(fault_of(source, row, "read", error))
-        if wrong.size:
-            rows = replaced(rows, dict.fromkeys(wrong.tolist(), "its length is not what it was"), told)
-        offsets = np.concatenate([[0], np.cumsum(num_tokens)])
-        return Rows(
-            input_ids=_runs(rows.input_ids, rows.offsets[:-1] + start, offsets),
-            offsets=offsets,
-            labels=None if rows.labels is None else _runs(rows.labels, rows.offsets[:-1] + start, offsets),
-            columns=rows.columns,
-            rejects=rows.rejects,
-            counts=rows.counts,
-        )
+            parts.append((mine, rows))
+            faults += found
+        return parts
 
     def _with_labels(self, place: Place, share: Share, rows: Rows) -> Place:
         """The place with its labels counted. The step's loss weight is metadata, so it must be what they say.
@@ -217,6 +194,14 @@ def place_of(share: Share) -> Place:
     )
 
 
+def by_source(share: Share, num_sources: int) -> list[tuple[int, NDArray[np.int64]]]:
+    """Numbers of a share's sources, each with the places of its samples."""
+    present = share.source[:1] if num_sources == 1 else np.unique(share.source)
+    if present.size == 1:
+        return [(int(present[0]), np.arange(len(share)))]
+    return [(int(number), np.flatnonzero(share.source == number)) for number in present]
+
+
 def append_fillers(rows: Rows, fillers: Sequence[Rows], joins: Mapping[str, Join]) -> Rows:
     """Rows with sequences behind them that are no samples: plain columns keep N values, joined ones get
     more.
@@ -248,17 +233,11 @@ def _pairs(source: NDArray[np.int32], row: NDArray[np.int64]) -> NDArray[np.int6
     return pairs
 
 
-def _runs(tokens: NDArray[Any], starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[Any]:
-    out = np.empty(int(offsets[-1]), tokens.dtype)
-    _kernels.take_runs(tokens, starts, out, offsets)
-    return out
-
-
 def _counts(rows: Rows) -> dict[str, int]:
     return dict(rows.counts) | ({"rejected": len(rows.rejects)} if rows.rejects else {})
 
 
-def _interleave(parts: Sequence[tuple[NDArray[np.int64], Rows]], num_tokens: NDArray[np.int64]) -> Rows:
+def _interleave(parts: Sequence[Part], num_tokens: NDArray[np.int64]) -> Rows:
     """Rows of several sources in the share's order. Labels are filled in for sources that have none."""
     offsets = np.concatenate([[0], np.cumsum(num_tokens)])
     order = np.argsort(np.concatenate([mine for mine, _ in parts]), kind="stable")
@@ -270,16 +249,16 @@ def _interleave(parts: Sequence[tuple[NDArray[np.int64], Rows]], num_tokens: NDA
         labels = np.concatenate([rows.input_ids if rows.labels is None else rows.labels for _, rows in parts])
     names = {name for _, rows in parts for name in rows.columns}
     return Rows(
-        input_ids=_runs(tokens, starts, offsets),
+        input_ids=take_runs(tokens, starts, offsets),
         offsets=offsets,
-        labels=None if labels is None else _runs(labels, starts, offsets),
+        labels=None if labels is None else take_runs(labels, starts, offsets),
         columns={name: _column(name, parts, len(order)) for name in sorted(names)},
         rejects={int(mine[at]): why for mine, rows in parts for at, why in rows.rejects.items()},
         counts=sum((Counter(rows.counts) for _, rows in parts), Counter()),
     )
 
 
-def _column(name: str, parts: Sequence[tuple[NDArray[np.int64], Rows]], size: int) -> list[Any]:
+def _column(name: str, parts: Sequence[Part], size: int) -> list[Any]:
     """One column over all sources; ``None`` for samples whose source lacks it."""
     values: list[Any] = [None] * size
     for mine, rows in parts:
