@@ -141,19 +141,8 @@ def sample_table(
     catalogs: Sequence[Catalog], source: NDArray[np.int32], places: NDArray[np.int64]
 ) -> SampleTable:
     """Metadata of the samples at ``places`` [N] of their sources [N], in that order, piece after piece."""
-    rows = np.empty(places.size, np.int64)
-    num_tokens = np.empty(places.size, np.int64)
-    loss = np.empty(places.size, np.int64)
-    names = sorted({name for catalog in catalogs for name in catalog.phases})
-    phases = {name: np.zeros(places.size, np.int64) for name in names}
-    for number in np.unique(source):
-        catalog = catalogs[number]
-        mine = source == number if len(catalogs) > 1 else slice(None)
-        rows[mine] = found = catalog.rows(places[mine])
-        num_tokens[mine] = catalog.lengths[found]
-        loss[mine] = catalog.loss_tokens(found)
-        for name, units in catalog.phases.items():
-            phases[name][mine] = units[found]
+    columns = _columns(catalogs[0], places) if len(catalogs) == 1 else _mixed_columns(catalogs, source, places)
+    rows, num_tokens, loss, phases = columns
     capacity = catalogs[0].capacity if catalogs else 0
     table = SampleTable(
         num_tokens=num_tokens,
@@ -163,9 +152,36 @@ def sample_table(
         num_loss_tokens=loss,
         phases=phases,
     )
-    if not np.any(num_tokens > capacity):
+    if num_tokens.max(initial=0) <= capacity:
         return table
     return _cut(table, catalogs, capacity, split=catalogs[0].oversize == "split")
+
+
+Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.int64]]]
+
+
+def _columns(catalog: Catalog, places: NDArray[np.int64]) -> Columns:
+    """Rows, tokens, labels that count, and units by phase, [N] each, of one source's samples."""
+    rows = catalog.rows(places)
+    num_tokens, phases = catalog.lengths[rows], {name: units[rows] for name, units in catalog.phases.items()}
+    return rows, num_tokens, catalog.loss_tokens(rows), dict(sorted(phases.items()))
+
+
+def _mixed_columns(
+    catalogs: Sequence[Catalog], source: NDArray[np.int32], places: NDArray[np.int64]
+) -> Columns:
+    """The same of several sources."""
+    rows = np.empty(places.size, np.int64)
+    num_tokens = np.empty(places.size, np.int64)
+    loss = np.empty(places.size, np.int64)
+    names = sorted({name for catalog in catalogs for name in catalog.phases})
+    phases = {name: np.zeros(places.size, np.int64) for name in names}
+    for number in np.unique(source):
+        mine = source == number
+        rows[mine], num_tokens[mine], loss[mine], units = _columns(catalogs[number], places[mine])
+        for name in units:
+            phases[name][mine] = units[name]
+    return rows, num_tokens, loss, phases
 
 
 def media_of(catalogs: Sequence[Catalog], table: SampleTable) -> dict[str, NDArray[np.bool_]]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from balancer.plan import StepPlan
+from loaders.limits import Limits
 from loaders.media.presence import Fillers
 from packing.table import SampleTable
 
@@ -20,6 +21,12 @@ class Metrics:
     """Sums over the steps given out in this process. They are of whole steps, all ranks together."""
 
     max_tokens: int
+    limits: Limits | None = None
+    """What closes micro-batches; ``None``: not looked at."""
+    closed: Counter[str] = field(default_factory=Counter)
+    """Micro-batches by what closed them, see `Limits.closed`."""
+    most_tokens: int = 0
+    """Tokens of the largest micro-batch, on each of its ranks."""
     steps: int = 0
     samples: int = 0
     tokens: int = 0
@@ -48,10 +55,15 @@ class Metrics:
     samples_by_source: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
-    def of(cls, max_tokens: int, num_sources: int) -> Metrics:
+    def of(cls, max_tokens: int, num_sources: int, limits: Limits | None = None) -> Metrics:
         """Nothing given out yet."""
         by_source = np.zeros(num_sources, np.int64)
-        return cls(max_tokens=max_tokens, tokens_by_source=by_source, samples_by_source=by_source.copy())
+        return cls(
+            max_tokens=max_tokens,
+            limits=limits,
+            tokens_by_source=by_source,
+            samples_by_source=by_source.copy(),
+        )
 
     def add_step(
         self, plan: StepPlan, table: SampleTable, plan_s: float, fillers: Fillers | None = None
@@ -65,20 +77,30 @@ class Metrics:
             imbalance = float(load.max()) / mean if mean else 1.0
             self.phase_imbalance[name] = self.phase_imbalance.get(name, 0.0) + imbalance
         batches = plan.micro_batches
+        if self.limits is not None:
+            self.closed.update(self.limits.closed(plan, table))
+        self.most_tokens = max(self.most_tokens, int((batches.tokens // batches.cp_degree).max(initial=0)))
+        tokens = int(table.num_tokens.sum())
         self.steps += 1
-        self.samples += int(np.count_nonzero(table.start == 0))
-        self.tokens += int(table.num_tokens.sum())
+        self.tokens += tokens
         self.loss_tokens += int(table.num_loss_tokens.sum())
         self.capacity_tokens += int(batches.cp_degree.sum()) * self.max_tokens
-        self.padding_tokens += int(batches.tokens.sum() - table.num_tokens.sum())
+        self.padding_tokens += int(batches.tokens.sum()) - tokens
         self.imbalance += plan.imbalance
         self.gap += plan.gap
         self.plan_s += plan_s
-        for degree, count in zip(*np.unique(batches.cp_degree, return_counts=True), strict=True):
-            self.degrees[int(degree)] = self.degrees.get(int(degree), 0) + int(count)
+        by_degree = np.bincount(batches.cp_degree)
+        for degree in np.flatnonzero(by_degree).tolist():
+            self.degrees[degree] = self.degrees.get(degree, 0) + int(by_degree[degree])
         size = self.tokens_by_source.size
-        self.tokens_by_source += np.bincount(table.source, table.num_tokens, size).astype(np.int64)
-        self.samples_by_source += np.bincount(table.source[table.start == 0], minlength=size)
+        if size == 1:
+            whole = np.array([len(table) - np.count_nonzero(table.start)])
+            self.tokens_by_source += tokens
+        else:
+            whole = np.bincount(table.source[table.start == 0], minlength=size)
+            self.tokens_by_source += np.bincount(table.source, table.num_tokens, size).astype(np.int64)
+        self.samples_by_source += whole
+        self.samples += int(whole.sum())
 
     def report(self, names: Sequence[str], filler_sizes: Mapping[str, int]) -> dict[str, Any]:
         """Plain numbers; means over the steps where that is what a step has.
@@ -102,6 +124,8 @@ class Metrics:
             "wait_s": self.wait_s,
             "batches": self.batches,
             "dummies": self.dummies,
+            "closed_by": dict(sorted(self.closed.items())),
+            "most_tokens": self.most_tokens,
             "cp_degrees": dict(sorted(self.degrees.items())),
             "units": dict(sorted(self.units.items())),
             "phase_imbalance": {name: total / steps for name, total in sorted(self.phase_imbalance.items())},

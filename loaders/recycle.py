@@ -27,6 +27,7 @@ class Recycler:
         self.kept_bytes = kept_bytes
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
         self._free_bytes = 0
+        self._used: dict[int, tuple[weakref.ref[Any], NDArray[np.uint8]]] = {}
         # a finalizer may run inside `empty`, on the same thread, when garbage is collected there
         self._lock = threading.RLock()
 
@@ -48,10 +49,13 @@ class Recycler:
             memory = np.empty(room, np.uint8)
         # a slice refers to what its array lies in; a memoryview stops that here, at this very array
         array: NDArray[Any] = np.frombuffer(memory.data, kind, size)
-        weakref.finalize(array, self._take_back, memory).atexit = False
+        # a tenth of a `weakref.finalize`, which takes 6 us; arrays have no hash, hence the number
+        mark = weakref.ref(array, self._take_back)
+        self._used[id(mark)] = mark, memory
         return array
 
-    def _take_back(self, memory: NDArray[np.uint8]) -> None:
+    def _take_back(self, mark: weakref.ref[Any]) -> None:
+        _, memory = self._used.pop(id(mark))
         with self._lock:
             if self._free_bytes + memory.nbytes <= self.kept_bytes:
                 self._free.setdefault(memory.nbytes, []).append(memory)
