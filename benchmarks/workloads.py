@@ -54,6 +54,51 @@ PROLONG_TABLE = MappingProxyType(
 """Percentiles of ProLong's document lengths as published with DistCA's artifact (mean 3,052)."""
 
 
+COMMONCRAWL_TABLE = MappingProxyType(
+    {0.0: 32, 0.5: 400, 0.8788: 1024, 0.9934: 4096, 0.9992: 8192, 0.9999: 32_768, 1.0: 78_000}
+)
+"""Web pages: percentiles of Wikipedia's lengths as published by Skrull; the median is assumed."""
+
+GITHUB_TABLE = MappingProxyType(
+    {0.0: 32, 0.5: 900, 0.9: 5000, 0.97: 12_000, 0.99: 24_000, 0.996: 55_000, 0.9984: 131_072}
+    | {0.9994: 262_144, 1.0: 1_000_000}
+)
+"""Code: 16 % of the tokens in samples above 128K, 10 % above 256K, as ByteScale publishes of GitHub.
+
+The percentiles between are assumed so that these two shares come out (drawn: 17 and 11 %).
+"""
+
+CHAT_TABLE = MappingProxyType(
+    {0.0: 16, 0.5: 350, 0.8712: 1024, 0.9935: 4096, 0.9987: 8192, 0.9998: 32_768, 1.0: 131_072}
+)
+"""Conversations: percentiles of LMSYS-Chat-1M as published by Skrull; the median is assumed."""
+
+LONG_SFT_TABLE = MappingProxyType(
+    {0.0: 16, 0.2192: 1024, 0.3148: 4096, 0.4043: 8192, 0.9986: 32_768, 1.0: 99_000}
+)
+"""Long instructions, two humps: percentiles of ChatQA2-Long-SFT as published by Skrull."""
+
+
+def images(n: int, seed: int, *, per_sample: tuple[int, int]) -> Lengths:
+    """Text with pictures: log-normal sides, a token for each 28 x 28 pixels, 4 to 16,384 of them a picture.
+
+    The grid is Qwen2-VL's; no percentiles of public picture sets are known here, so the sides are assumed
+    (median 700 pixels). per_sample: fewest and most pictures.
+    """
+    rng = np.random.default_rng(seed)
+    count = rng.integers(per_sample[0], per_sample[1] + 1, n)
+    sides = rng.lognormal(np.log(700), 0.5, (int(count.sum()), 2))
+    patches = np.clip(np.ceil(sides / 28).prod(axis=1), 4, 16_384)
+    pictures = np.add.reduceat(patches, np.cumsum(count) - count)
+    return _whole(pictures + rng.lognormal(5.0, 0.8, n))
+
+
+def video(n: int, seed: int) -> Lengths:
+    """Clips: log-normal seconds (median 15), 2 frames a second, 128 to 512 tokens for each pair of frames."""
+    rng = np.random.default_rng(seed)
+    return _whole(np.ceil(rng.lognormal(np.log(15), 0.9, n)) * rng.integers(128, 513, n) + 50)
+
+
 def python_sources(n: int, seed: int) -> Lengths:
     """Real lengths: files of the Python standard library at four bytes a token, drawn again and again."""
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
@@ -69,6 +114,13 @@ MIXES: Mapping[str, Callable[[int, int], Lengths]] = MappingProxyType(
         "uniform": uniform,
         "wlb_llm": partial(quantiles, table=WLB_LLM_TABLE),
         "prolong": partial(quantiles, table=PROLONG_TABLE),
+        "commoncrawl": partial(quantiles, table=COMMONCRAWL_TABLE),
+        "github": partial(quantiles, table=GITHUB_TABLE),
+        "chat": partial(quantiles, table=CHAT_TABLE),
+        "long_sft": partial(quantiles, table=LONG_SFT_TABLE),
+        "single_image": partial(images, per_sample=(1, 1)),
+        "multi_image": partial(images, per_sample=(2, 8)),
+        "video": video,
         "python_sources": python_sources,
     }
 )
