@@ -87,7 +87,7 @@ def plan_step(
     layout = POLICIES[policy](problem)
     if max_samples is not None:
         layout = at_most(layout, check_max_samples(max_samples))
-    needed = slots_of(problem, layout)[1]
+    needed = 0 if problem.micro_batches is None else slots_of(problem, layout)[1]
     if problem.micro_batches is not None and needed > problem.micro_batches:
         limit = "" if max_samples is None else f" with max_samples={max_samples}"
         raise ValueError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from balancer._kernels import place
+from balancer._kernels.order import first_at_most
 from balancer.planning.layout import Layout
 from balancer.planning.problem import Problem
 
@@ -25,10 +26,13 @@ def bound_ns(problem: Problem) -> int | None:
     topology = problem.topology
     if topology.ranks > 1 or topology.pipeline_stages > 1 or topology.speed is not None:
         return None
-    work = problem.work_ns(1)
-    if float(work.sum(dtype=np.float64)) >= LONGEST_NS:
-        return None
-    return int(work.sum()) + problem.fixed_ns(1) * _slots(problem, _fewest(problem))
+    if "alone" not in problem._cache:
+        work = problem.work_ns(1)
+        within = float(work.sum(dtype=np.float64)) < LONGEST_NS
+        bound = int(work.sum()) + problem.fixed_ns(1) * _slots(problem, _fewest(problem))
+        problem._cache["alone"] = bound if within else None
+    found: int | None = problem._cache["alone"]
+    return found
 
 
 def divide(problem: Problem) -> Layout | None:
@@ -39,16 +43,17 @@ def divide(problem: Problem) -> Layout | None:
     order, offsets, unit = place.first_fit(
         problem.num_tokens, np.arange(samples), np.array([0, samples]), problem.max_tokens
     )
-    if problem.micro_batches is not None and unit.size > problem.micro_batches:
+    batches = unit.size
+    if problem.micro_batches is not None and batches > problem.micro_batches:
         return None
-    if problem.fixed_ns(1) > 0 and _slots(problem, unit.size) > _slots(problem, _fewest(problem)):
+    if problem.fixed_ns(1) > 0 and _slots(problem, batches) > _slots(problem, _fewest(problem)):
         return None
-    return Layout(first_rank=unit, cp_degree=np.ones(unit.size, np.int64), order=order, offsets=offsets)
+    return Layout(first_rank=unit, cp_degree=np.ones(batches, np.int64), order=order, offsets=offsets)
 
 
 def _fewest(problem: Problem) -> int:
     room = int(problem.max_tokens[0])
-    large = int(np.count_nonzero(2 * problem.num_tokens > room))
+    large = int(first_at_most(problem.num_tokens, room // 2))
     return max(-(-int(problem.num_tokens.sum()) // room), large)
 
 

@@ -94,7 +94,11 @@ class Problem:
 
     def fixed_ns(self, cp_degree: int = 1) -> int:
         """Nanoseconds of every micro-batch of a group, whatever it holds."""
-        return self.cost.fixed_nanoseconds(cp_degree)
+        key = "fixed", cp_degree
+        if key not in self._cache:
+            self._cache[key] = self.cost.fixed_nanoseconds(cp_degree)
+        fixed: int = self._cache[key]
+        return fixed
 
     def work_ns_of_longest(self, cp_degrees: Sequence[int], count: int) -> Ints:
         """[D, count] the same at several degrees, for the ``count`` longest samples."""
@@ -268,7 +272,7 @@ def _check_capacity(max_tokens: int | Sequence[int] | Ints, ranks: int) -> Ints:
             f"max_tokens must be a whole number of at least 1, or one for each of the {ranks} ranks, "
             f"got {max_tokens!r}."
         )
-    return np.broadcast_to(capacity, (ranks,)).astype(np.int64)
+    return np.full(ranks, capacity, np.int64)
 
 
 def _check_degrees(cp_degrees: Sequence[int], ranks: int) -> tuple[int, ...]:
