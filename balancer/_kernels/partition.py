@@ -60,14 +60,15 @@ def trade(work, items, offsets, load, may_move, steps, tolerance, part_of):
         for k in range(counts[p]):
             lists[p, k] = items[offsets[p] + k]
     made = 0
+    # Parts by rising load, ties by index, kept so: sorting anew took 95 % of the time with 4,096 parts.
+    order = np.argsort(load, kind="mergesort")
     for _ in range(steps):
-        high = 0
-        for p in range(parts):
-            if load[p] > load[high]:
-                high = p
+        last = parts - 1
+        while last > 0 and load[order[last - 1]] == load[order[last]]:
+            last -= 1
+        high = order[last]
         if load[high] <= mean * (1 + tolerance):
             break
-        order = np.argsort(load, kind="mergesort")
         done = False
         for k in range(min(parts, 16)):
             low = order[k]
@@ -111,12 +112,31 @@ def trade(work, items, offsets, load, may_move, steps, tolerance, part_of):
             _insert(lists, counts, low, moved)
             load[low] += work[moved]
             part_of[moved] = low
+            _settle(order, load, last)
+            at = 0
+            while order[at] != low:
+                at += 1
+            _settle(order, load, at)
             made += 1
             done = True
             break
         if not done:
             break
     return made
+
+
+@kernel
+def _settle(order, load, at):
+    """Bring the part at one place of ``order`` to where its load belongs; all others are in order."""
+    p = order[at]
+    end = order.size - 1
+    while at > 0 and (load[order[at - 1]], order[at - 1]) > (load[p], p):
+        order[at] = order[at - 1]
+        at -= 1
+    while at < end and (load[order[at + 1]], order[at + 1]) < (load[p], p):
+        order[at] = order[at + 1]
+        at += 1
+    order[at] = p
 
 
 @kernel
