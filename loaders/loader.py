@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch.utils.data
@@ -14,53 +14,58 @@ from balancer import POLICIES, CostModel, StepPlan, Topology, plan_step
 from balancer.planning.problem import SYNC_MODES
 from balancer.runtime import world
 from loaders.arguments import (
+    check_address,
+    border_options,
     check_choice,
     check_count,
     check_faults,
+    check_grouping,
     check_order,
+    check_slots,
+    check_stream,
     checked_degrees,
     checked_pads,
     chosen_seed,
-    refuse_exchange,
-    refuse_for_streams,
     refuse_without_effect,
+    refuse_over_streams,
     sample_capacity,
+    slot_options,
 )
 from loaders.balanced import (
     Balanced,
     InProcess,
     OrderSampler,
     Planning,
-    ReadingLoader,
     ShareQueue,
     StepSampler,
 )
+from loaders.batch import Batch
 from loaders.catalog import OVERSIZE
-from loaders.encoders import encoders_too, filler_room, filler_sizes
+from loaders.device import checked_device, mover_for
+from loaders.encoders import encoders_too, filler_room, filler_sizes, units_limits
 from loaders.faults import open_quarantine
-from loaders.groups import context_groups
+from loaders.groups import context_groups, has_peers, host_group
+from loaders.limits import Limits
+from loaders.memory import Memory
 from loaders.metrics import Metrics
 from loaders.opening import open_order
+from loaders.ray_engine import open_engine
 from loaders.reader import CollateFn, Reader
+from loaders.rehearsal import HeavyBatch, heaviest, rehearsed
+from loaders.reading import Noted, ReadingLoader
 from loaders.sources.streams import is_stream
 from loaders.state import from_state, to_state
 from loaders.steps import Steps, StepTokens
-from loaders.stream_intake import OVERSIZE as STREAM_OVERSIZE
-from loaders.streaming import (
-    WINDOW,
-    Dividing,
-    Streaming,
-    as_it_is,
-    cursor_of_stream,
-    open_stream,
-    stream_state,
-)
+from loaders.stream_cursor import cursor_of_stream, stream_state
+from loaders.stream_union import StepSize
+from loaders.streaming import WINDOW, Streaming, as_it_is, open_stream
+from loaders.timed import TimedReader, TimedStream
 from loaders.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
 from loaders.unbalanced import CountedMulti, CountedSingle, Replayed, TorchState
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("local",)
+ENGINES = ("local", "ray")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -99,7 +104,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         length: a column of lengths or a function of a sample, passed to `open_source`.
         pad_to: one or a few token counts; each batch is padded to the next, so that shapes are static.
         seed: of the order.
-        engine: ``"local"``.
+        engine: where samples are read and batches built: ``"local"``, in this process and torch's workers, or
+            ``"ray"``, on a Ray cluster (extra ``ray``), from where come the same batches. Torch's workers are
+            then not used; about ``num_workers * prefetch_factor`` batches are asked for ahead.
+        address: of the Ray cluster; without it ``RAY_ADDRESS``, or a new one on this machine.
         phases: cost of the encoders, by the names that a source's ``phases()`` has: each a
             `balancer.phases.Phase` or a cost model. Without it the encoders' work is not planned.
         fill_media: give a rank that has no medium of a kind which others have the smallest one there is, so
@@ -111,9 +119,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         max_errors: samples that may be skipped before the run stops, on each rank: a number, or a share of
             all rows (of a stream: of those that came so far).
         quarantine: JSON lines on the skipped samples are appended to this file.
+        bos, eos: ids of tokens that every sample begins and ends with; a sample that has one already is an
+            error. Pieces of a split sample are cut from the whole, so the first has BOS and the last EOS. See
+            `loaders.borders.Bordered`.
+        max_samples: samples that a micro-batch may hold.
+        micro_batches: micro-batches that every rank runs in each step, dummies among them; ``None``: as many
+            as the plan needs.
+        slots_multiple_of: every rank runs equally many micro-batches, a multiple of this, as pipelines need.
+        memory: `loaders.memory.Memory`, what a rank has for logits and activations: lowers ``max_tokens`` to
+            what fits.
+        device: where batches are given out. A CUDA device's copies run beside the computation, one batch
+            ahead, from page-locked memory.
+        group_media: under ``sync="micro_batch"``, plan samples with the same kinds of media by themselves, so
+            that fewer ranks need fillers; takes more slots.
         window: of an ``IterableDataset``: steps whose samples are held and divided into steps of equal time.
-        exchange: of an ``IterableDataset``: ``False``, each rank balances its own window. Moving samples
-            between ranks is not available.
+        exchange: of an ``IterableDataset``: plan all ranks' streams as one, and send samples to the ranks
+            that compute them. ``False``: each rank balances its own window.
 
     Raises:
         ValueError: arguments that are out of range, conflict or have no effect in the chosen mode.
@@ -154,11 +175,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pad_to: int | Sequence[int] | None = None,
         seed: int | None = None,
         engine: str = "local",
+        address: str | None = None,
         phases: Mapping[str, Any] | None = None,
         fill_media: bool | None = None,
         on_error: str = "raise",
         max_errors: int | float = 0.01,
         quarantine: str | os.PathLike[str] | None = None,
+        bos: int | None = None,
+        eos: int | None = None,
+        max_samples: int | None = None,
+        micro_batches: int | None = None,
+        slots_multiple_of: int = 1,
+        memory: Memory | None = None,
+        device: Any = None,
+        group_media: bool = False,
         window: int = WINDOW,
         exchange: bool = False,
     ) -> None:
@@ -174,6 +204,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             "persistent_workers": persistent_workers,
             "pin_memory_device": pin_memory_device,
             "in_order": in_order,
+        }
+        of_rows = {
+            "bos": (bos, None),
+            "eos": (eos, None),
+            "max_samples": (max_samples, None),
+            "micro_batches": (micro_batches, None),
+            "slots_multiple_of": (slots_multiple_of, 1),
+            "device": (device, None),
+            "group_media": (group_media, False),
         }
         self.max_tokens = max_tokens
         self._streaming: Streaming | None = None
@@ -194,11 +233,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     "pad_to": (pad_to, None),
                     "seed": (seed, None),
                     "engine": (engine, "local"),
+                    "address": (address, None),
                     "phases": (phases, None),
                     "fill_media": (fill_media, None),
                     "on_error": (on_error, "raise"),
                     "max_errors": (max_errors, 0.01),
                     "quarantine": (quarantine, None),
+                    **of_rows,
+                    "memory": (memory, None),
                     "window": (window, WINDOW),
                     "exchange": (exchange, False),
                 }
@@ -216,9 +258,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         check_choice("policy", policy, POLICIES)
         check_choice("oversize", oversize, OVERSIZE)
         check_choice("engine", engine, ENGINES)
+        check_address(engine, address)
         check_faults(on_error, max_errors, quarantine)
+        check_slots(micro_batches, slots_multiple_of, max_samples, phases)
+        check_grouping(group_media, sync)
+        self.memory = memory
+        if memory is not None:
+            max_tokens = memory.lowered(max_tokens)
         check_count("window", window)
-        refuse_exchange(exchange)
         if not in_order:
             logger.warning("in_order=False has no effect with max_tokens: a step's last batch comes last.")
         self.topology, self.rank = world(topology, rank, device_mesh)
@@ -228,59 +275,95 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.sync, self.policy, self.oversize, self.length = sync, policy, oversize, length
         self.global_batch_size, self.step_tokens = global_batch_size, step_tokens
         self.pad_to = checked_pads(pad_to, max_tokens)
+        if memory is not None:
+            memory.check_pads(self.pad_to)
         self.seed = chosen_seed(seed, generator, dataset)
         quarantine_path = None if quarantine is None else os.fspath(quarantine)
         if is_stream(dataset):
-            refuse_for_streams(
-                {
-                    "global_batch_size": (global_batch_size, None),
-                    "step_tokens": (step_tokens, None),
-                    "cp_degrees": (self.cp_degrees, (1,)),
-                    "length": (length, None),
-                    "phases": (phases, None),
-                    "fill_media": (fill_media, None),
-                }
+            refuse_over_streams(of_rows)
+            check_stream(
+                exchange=exchange,
+                ranks=self.topology.ranks,
+                window=window,
+                default_window=WINDOW,
+                cp_degrees=self.cp_degrees,
+                global_batch_size=global_batch_size,
+                step_tokens=step_tokens,
+                length=length,
+                phases=phases,
+                oversize=oversize,
+                fill_media=fill_media,
             )
-            check_choice("oversize", oversize, STREAM_OVERSIZE)
-            super().__init__(dataset, batch_size, shuffle, drop_last=drop_last, **torch_arguments)
+            super().__init__(
+                dataset,
+                1 if batch_size is None else batch_size,
+                shuffle,
+                drop_last=drop_last,
+                **torch_arguments,
+            )
             self._is_accelerate_prepared = True  # each rank has a stream of its own
             self._balanced = None
             self._names: Sequence[str] = [type(dataset).__name__]
+            size = StepSize.of(int(batch_size or 1) * self.topology.ranks, global_batch_size, step_tokens)
+            room = sample_capacity(max_tokens, self.cp_degrees)
             self._identity = {
                 "stream": type(dataset).__name__,
                 "rank": f"{self.rank} of {self.topology.ranks}",
-                "batch_size": batch_size,
-                "window": window,
-                "max_tokens": max_tokens,
                 "workers": num_workers,
             }
+            if exchange:
+                # steps are fixed before they are planned, so nothing that only divides them counts
+                self._identity["step"] = str(size)
+                if oversize != "error":
+                    self._identity["samples"] = f"at most {room} tokens, else {oversize}"
+            else:
+                self._identity |= {
+                    "batch_size": (size.samples or 1) // self.topology.ranks,
+                    "window": window,
+                    "max_tokens": max_tokens,
+                }
             self._streaming = open_stream(
                 dataset,
-                samples=(lambda: dataset) if num_workers == 0 else self._sample_loader(torch_arguments),
+                samples=(lambda: TimedStream(dataset, timeout) if timeout else dataset)
+                if num_workers == 0
+                else self._sample_loader(torch_arguments),
                 in_process=num_workers == 0,
-                dividing=Dividing(
-                    batch_size=int(batch_size or 1),
-                    window=window,
-                    options={
-                        "max_tokens": max_tokens,
-                        "cost": self.cost,
-                        "cp_degrees": (1,),
-                        "sync": sync,
-                        "policy": policy,
-                        "seed": self.seed,
-                    },
-                ),
+                exchange=exchange,
+                size=size,
+                window=window,
+                planner=plan_step if phases is None else encoders_too(phases, policy),
+                options={
+                    "max_tokens": max_tokens,
+                    "cost": self.cost,
+                    "cp_degrees": self.cp_degrees,
+                    "sync": sync,
+                    **({"policy": policy} if phases is None else {}),
+                    "seed": self.seed,
+                },
+                capacity=room,
                 oversize=oversize,
+                length=length,
+                phases=sorted(phases or ()),
                 quarantine=open_quarantine([], max_errors, quarantine_path, writes_lengths=False)
                 if on_error == "skip"
                 else None,
                 collate_fn=collate_fn,
                 pad_to=self.pad_to,
+                topology=self.topology,
                 rank=self.rank,
-                ranks=self.topology.ranks,
                 drop_last=drop_last,
+                pin=pin_memory,
+                setup=f"steps of {size}, drop_last={drop_last}, max_tokens={max_tokens}, sync={sync!r}, "
+                f"cp_degrees={self.cp_degrees}, phases={sorted(phases or ())}",
+                host=lambda: host_group(self.topology, self.rank, device_mesh),
+                groups=lambda: context_groups(self.topology, self.rank, self.cp_degrees, device_mesh),
             )
             return
+        if exchange:
+            raise ValueError(
+                "exchange only has an effect on an IterableDataset: the rows of other data are planned over "
+                "all ranks as it is."
+            )
         if window != WINDOW:
             raise ValueError(
                 "window only has an effect on an IterableDataset: other data is planned as a whole."
@@ -292,7 +375,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         samples = global_batch_size
         if samples is None and step_tokens is None:
             samples = int(batch_size or 1) * self.topology.ranks
-        opened = open_order(
+        ray_data = open_engine(address) if engine == "ray" else None
+        opened = (open_order if ray_data is None else ray_data.open)(
             dataset,
             length=length,
             capacity=capacity,
@@ -301,6 +385,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             seed=self.seed,
             samples_per_step=samples,
             on_bad="skip" if on_error == "skip" else "error",
+            **border_options(bos, eos, engine),
         )
         steps = Steps(
             order=opened.order,
@@ -334,17 +419,32 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             skip_faults=on_error == "skip",
         )
         reading_arguments = {**torch_arguments, "collate_fn": None, "in_order": True}
+        target = None if device is None else checked_device(device)
+        if target is not None and target.type == "cuda":
+            pin_memory = reading_arguments["pin_memory"] = True
 
         def reading(queue: ShareQueue) -> Iterable[Any]:
-            if num_workers == 0 and not pin_memory:
-                return InProcess(reader, queue)
-            return ReadingLoader(reader, batch_size=None, sampler=queue, **reading_arguments)
+            if ray_data is not None:
+                return ray_data.reading(
+                    reader,
+                    queue,
+                    ahead=max(num_workers, 1) * (prefetch_factor or 2),
+                    has_peers=has_peers(self.topology),
+                    pin_memory=pin_memory and torch.cuda.is_available(),
+                )
+            if num_workers == 0:
+                here = TimedReader(reader, timeout) if timeout else reader
+                if not pin_memory:
+                    return InProcess(here, queue)
+                return ReadingLoader(here, batch_size=None, sampler=queue, **reading_arguments | {"timeout": 0})
+            return ReadingLoader(Noted(reader), batch_size=None, sampler=queue, **reading_arguments)
 
         planning = Planning(
             steps=steps,
             topology=self.topology,
             planner=plan_step if phases is None else encoders_too(phases, policy),
             fill_media=fills,
+            group_media=group_media,
             options={
                 "max_tokens": room,
                 "cost": self.cost,
@@ -352,22 +452,38 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "sync": sync,
                 **({"policy": policy} if phases is None else {}),
                 "seed": self.seed,
+                "max_samples": max_samples,
+                **slot_options(micro_batches, slots_multiple_of),
             },
         )
         self._identity = opened.identity
         self._names = opened.names
+        self._radius = opened.radius
         faults = None
         if on_error == "skip":
             sources = [catalog.source for catalog in opened.catalogs]
-            faults = open_quarantine(sources, max_errors, quarantine_path, writes_lengths=self.rank == 0)
+            faults = open_quarantine(
+                sources,
+                max_errors,
+                quarantine_path,
+                writes_lengths=self.rank == 0,
+                lost=None if ray_data is None else ray_data.lost,
+            )
         self._balanced = Balanced(
             planning,
             rank=self.rank,
             reading=reading,
-            metrics=Metrics.of(max_tokens, len(opened.catalogs)),
+            metrics=Metrics.of(
+                max_tokens,
+                len(opened.catalogs),
+                Limits(max_tokens=room, max_samples=max_samples, max_units=units_limits(phases)),
+            ),
             groups=lambda: context_groups(self.topology, self.rank, self.cp_degrees, device_mesh),
             quarantine=faults,
+            timeout_s=timeout,
+            mover=None if target is None else mover_for(target),
         )
+        self._reader = reader
 
     # ---------------------------------------------------------------- iteration
 
@@ -419,7 +535,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         all ranks. Without: the batches taken since the epoch began and the state of torch's generators then.
         """
         if self._streaming is not None:
-            return stream_state(self._streaming, self._identity)
+            return stream_state(self._streaming.cursor, self._identity)
         if self._balanced is None:
             return self._torch.save(self)
         return to_state(self._balanced.cursor, self._identity)
@@ -448,6 +564,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Means over steps: ``fill``, predicted ``imbalance`` and ``gap``, ``plan_ms``. ``wait_s`` is the time
         this rank waited for batches. ``kept``, ``dropped``, ``truncated``, ``split`` and ``empty`` count rows
         of the data, whether given out yet or not; truncated and split rows are among the kept ones.
+        ``shuffle_radius`` has the rows shuffled together, of sources that are not shuffled as a whole.
         """
         cost = "generic decoder" if getattr(self, "cost_is_generic", False) else "given"
         if self._streaming is not None:
@@ -460,6 +577,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         report["skipped"] = 0 if balanced.quarantine is None else len(balanced.quarantine.rejected)
         report["cut_tokens"] = sum(catalog.cut_tokens for catalog in catalogs)
         report["cost"] = cost
+        report["shuffle_radius"] = dict(self._radius)
+        report["max_tokens"] = balanced.metrics.max_tokens
+        if self.memory is not None:
+            report["memory_bytes"] = int(report["most_tokens"] * self.memory.bytes_per_token)
         return report
 
     @property
@@ -492,6 +613,32 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             source = list(self._names).index(source)
         chosen = balanced.cursor.epoch if epoch is None else epoch
         return whereabouts(balanced.planning, chosen, source, row)
+
+    def worst(
+        self, count: int = 1, *, by: str = "tokens", epoch: int | None = None, steps: int | None = None
+    ) -> list[HeavyBatch]:
+        """The heaviest micro-batches of an epoch (by default the current one), found without reading anything.
+
+        Args:
+            count: how many, heaviest first.
+            by: ``"tokens"`` or ``"samples"`` of a rank, predicted ``"time"``, or a phase (``"vision"``).
+            epoch: which epoch.
+            steps: look at the first so many steps only.
+        """
+        balanced = self._required()
+        chosen = balanced.cursor.epoch if epoch is None else epoch
+        return heaviest(balanced.planning, epoch=chosen, count=count, by=by, steps=steps)
+
+    def rehearse(
+        self, count: int = 1, *, by: str = "tokens", epoch: int | None = None, steps: int | None = None
+    ) -> Iterator[Batch]:
+        """Batches of the heaviest micro-batches, each run by all ranks at once as a step of its own.
+
+        Memory that does not suffice in the epoch does not suffice now. Position, state and metrics stay as
+        they are. All ranks must call it with equal arguments, which are those of `worst`.
+        """
+        heavy = self.worst(count, by=by, epoch=epoch, steps=steps)
+        return rehearsed(self._required(), self._reader, heavy)
 
     def _required(self) -> Balanced:
         if self._streaming is not None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from loaders.catalog import Catalog, open_catalog
 from loaders.mixture_order import MixtureOrder
+from loaders.order import Permutation
 from loaders.quota import Quota, until_all_given
 from loaders.schedule import Schedule, Weights, rows_of_function
 from loaders.sources.base import Source, samples_of
@@ -167,7 +168,13 @@ class Mixture:
         return rates / total if total > 0 else rates
 
     def order(
-        self, catalogs: Sequence[Catalog], *, shuffle: bool, seed: int, samples_per_step: int | None
+        self,
+        catalogs: Sequence[Catalog],
+        *,
+        shuffle: bool,
+        seed: int,
+        samples_per_step: int | None,
+        windows: Sequence[Permutation | None] = (),
     ) -> MixtureOrder:
         """The order over the leaves' usable rows.
 
@@ -176,6 +183,7 @@ class Mixture:
             shuffle: permute each source anew each time it is gone through.
             seed: of the permutations.
             samples_per_step: what steps of a schedule are in samples; ``None``: unknown.
+            windows: shuffles of leaves that are not shuffled over all their rows.
         """
         leaves = self.leaves()
         rows = np.array([len(catalog) for catalog in catalogs], np.int64)
@@ -195,6 +203,7 @@ class Mixture:
             restarts=not self.scheduled,
             shuffle=shuffle,
             seed=seed,
+            windows=windows,
         )
 
     def describe(self, samples_per_step: int | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.order import derive, permute
+from loaders.order import Permutation, derive, shuffled
 from loaders.quota import Quota
 
 
@@ -25,6 +25,8 @@ class MixtureOrder:
     """Whether every epoch runs through the same counts; a schedule goes on over epochs instead."""
     shuffle: bool
     seed: int
+    windows: Sequence[Permutation | None] = ()
+    """[n] Shuffles of leaves that are not shuffled over all their rows; empty: all are."""
 
     def size(self, epoch: int) -> int:
         """Samples of an epoch; equal for all."""
@@ -50,5 +52,6 @@ class MixtureOrder:
                 for turn in np.unique(passes[mine]).tolist():
                     these = mine[passes[mine] == turn]
                     key = derive(self.seed, "source", self.names[number], turn)
-                    place[these] = permute(place[these], int(self.rows[number]), key)
+                    windows = self.windows[number] if self.windows else None
+                    place[these] = shuffled(place[these], int(self.rows[number]), key, windows)
         return source, place

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loaders.borders import Bordered
 from loaders.catalog import Catalog, open_catalog
 from loaders.mixture import Mixture
 from loaders.order import SampleOrder, SourceOrder, derive
 from loaders.sources.base import Source
+from loaders.windows import windows_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -22,6 +24,8 @@ class Opened:
     """Of the sources, for metrics and messages."""
     identity: dict[str, Any]
     """What a saved state must agree with, each entry with a value that a message can show."""
+    radius: Mapping[str, int]
+    """Rows that are shuffled together, of sources that are not shuffled as a whole."""
 
 
 def open_order(
@@ -34,8 +38,11 @@ def open_order(
     seed: int,
     samples_per_step: int | None,
     on_bad: str = "error",
+    borders: Mapping[str, Any] | None = None,
 ) -> Opened:
     """Look the data's lengths up and lay the order over what is usable.
+
+    borders: arguments of `Bordered` for every source; ``None``: samples are as they are.
 
     Raises:
         ValueError: nothing is left to give out, or a sample is too long under ``oversize="error"``.
@@ -45,6 +52,8 @@ def open_order(
         raise ValueError("length has no effect on a Mixture: pass it to open_source for each source.")
     leaves = [] if mixture is None else mixture.leaves()
     sources = [as_source(dataset, length, on_bad)] if mixture is None else [leaf.source for leaf in leaves]
+    if borders is not None:
+        sources = [Bordered(source, **borders) for source in sources]
     catalogs = [open_catalog(source, capacity=capacity, oversize=oversize) for source in sources]
     _check_something_left(catalogs)
     identity = {
@@ -52,14 +61,20 @@ def open_order(
         "usable rows": [len(catalog) for catalog in catalogs],
         "order": f"shuffled with seed {seed}" if shuffle else "row order",
     }
+    windows = windows_of(catalogs) if shuffle else [None] * len(catalogs)
+    if any(windows):
+        identity["blocks shuffled together"] = [one.together if one else "all" for one in windows]
     if mixture is None:
-        order: SampleOrder = SourceOrder(len(catalogs[0]), shuffle=shuffle, seed=seed)
+        order: SampleOrder = SourceOrder(len(catalogs[0]), shuffle=shuffle, seed=seed, windows=windows[0])
         names = [sources[0].name]
     else:
-        order = mixture.order(catalogs, shuffle=shuffle, seed=seed, samples_per_step=samples_per_step)
+        order = mixture.order(
+            catalogs, shuffle=shuffle, seed=seed, samples_per_step=samples_per_step, windows=windows
+        )
         names = [leaf.name for leaf in leaves]
         identity["mixture"] = mixture.describe(samples_per_step)
-    return Opened(catalogs=catalogs, order=order, names=names, identity=_shortened(identity))
+    radius = {name: one.radius for name, one in zip(names, windows, strict=True) if one}
+    return Opened(catalogs=catalogs, order=order, names=names, identity=_shortened(identity), radius=radius)
 
 
 def _shortened(identity: dict[str, Any]) -> dict[str, Any]:

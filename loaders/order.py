@@ -59,13 +59,23 @@ def _round_keys(key: int) -> NDArray[np.uint64]:
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
 
-class SourceOrder:
-    """One source: in row order, or shuffled anew in each epoch."""
+class Permutation(Protocol):
+    """A shuffle of a source's usable rows other than one over all of them."""
 
-    def __init__(self, num_rows: int, *, shuffle: bool, seed: int) -> None:
+    def permute(self, positions: NDArray[np.int64], key: int) -> NDArray[np.int64]:
+        """Image of ``positions`` [N] under the permutation that ``key`` names."""
+
+
+class SourceOrder:
+    """One source: in row order, or shuffled anew in each epoch, within ``windows`` where there are any."""
+
+    def __init__(
+        self, num_rows: int, *, shuffle: bool, seed: int, windows: Permutation | None = None
+    ) -> None:
         self.num_rows = num_rows
         self.shuffle = shuffle
         self.seed = seed
+        self.windows = windows
 
     def size(self, epoch: int) -> int:
         """Every usable row once."""
@@ -75,5 +85,13 @@ class SourceOrder:
         """Source 0 and the row's place."""
         places = np.asarray(positions, dtype=np.int64)
         if self.shuffle:
-            places = permute(places, self.num_rows, derive(self.seed, "source", 0, epoch))
+            key = derive(self.seed, "source", 0, epoch)
+            places = shuffled(places, self.num_rows, key, self.windows)
         return np.zeros(places.size, np.int32), places
+
+
+def shuffled(
+    places: NDArray[np.int64], size: int, key: int, windows: Permutation | None
+) -> NDArray[np.int64]:
+    """Places of a source in the order that ``key`` names: over all ``size`` of them, or within windows."""
+    return permute(places, size, key) if windows is None else windows.permute(places, key)

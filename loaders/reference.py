@@ -44,3 +44,18 @@ def lay_out(
         rows["position_ids"] += range(len(tokens))
         rows["seq_idx"] += [number] * len(tokens)
     return {name: np.array(values, np.int64) for name, values in rows.items()}
+
+
+def permute_blocks(position: int, sizes: Sequence[int], together: int, key: int) -> int:
+    """One position through `loaders.windows.Windows`: blocks laid out one by one, rows counted one by one."""
+    from loaders.order import derive
+
+    starts = np.cumsum([0, *sizes]).tolist()
+    order = [permute(place, len(sizes), derive(key, "blocks")) for place in range(len(sizes))]
+    begin = 0
+    for number, first in enumerate(range(0, len(order), together)):
+        rows: list[int] = [starts[b] + r for b in order[first : first + together] for r in range(sizes[b])]
+        if position < begin + len(rows):
+            return rows[permute(position - begin, len(rows), derive(key, "window", number))]
+        begin += len(rows)
+    raise IndexError(position)

@@ -33,6 +33,20 @@ class Rows:
     """What else is to be counted, for the loader's metrics: ``{"corrected": 2}``."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Blocks:
+    """Rows that lie together, where reading one costs as much as reading all. Axis: B = blocks."""
+
+    first_row: NDArray[np.int64]
+    """[B + 1] Block b holds rows ``first_row[b] .. first_row[b + 1] - 1``."""
+    size_bytes: NDArray[np.int64]
+    """[B] About what holding a block takes."""
+    fetched: bool
+    """Whether blocks come over a network."""
+    together: int | None = None
+    """Blocks that are to be shuffled together; 0: all; ``None``: as many as can be held."""
+
+
 class Source(ABC):
     """Rows of one kind of data, addressed by number. Picklable; files are opened lazily, once a process."""
 
@@ -73,6 +87,10 @@ class Source(ABC):
     def joins(self) -> Mapping[str, Join]:
         """Columns of arrays that become inputs of the batch, and how; other columns stay lists."""
         return {}
+
+    def blocks(self) -> Blocks | None:
+        """How rows lie together, for the order of a shuffled epoch; ``None``: any row costs alike."""
+        return None
 
     @abstractmethod
     def read(self, rows: NDArray[np.int64]) -> Rows:

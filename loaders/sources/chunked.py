@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from loaders.labels import IGNORED
+from loaders.slate import note
 from loaders.sources import _kernels
-from loaders.sources.base import Rows, Source
+from loaders.sources.base import Blocks, Rows, Source
 from loaders.sources.cache import BoundedCache
 from loaders.sources.encode import Encoder
 from loaders.sources.files import DataFile
@@ -90,6 +91,8 @@ class ChunkedSource(Source):
         self.on_bad = on_bad
         self.cache_folder: Path | None = None
         """Where lengths are kept when finding them took long; None: nowhere."""
+        self.shuffle_blocks: int | None = None
+        """Chunks that are shuffled together; 0: all; ``None``: as many as can be held."""
         self._layout_found: Layout | None = None
         self._scan: Scan | None = None
         self._key = self.key()
@@ -165,6 +168,32 @@ class ChunkedSource(Source):
                 logger.warning("%s: %d rows skipped, the first: %s", self.name, len(rejects), rejects[0])
         return self._scan
 
+    @property
+    def reads_whole_files(self) -> bool:
+        """Whether any row costs its whole file, since the file is unpacked or fetched as a whole."""
+        return self.mapped and self.is_fetched
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether a file comes over a network."""
+        return not all(file.is_local for file in self.files)
+
+    def blocks(self) -> Blocks | None:
+        """Its chunks, or its files where they are read as a whole; none where all are mapped."""
+        if self.shuffle_blocks is None and self.mapped and not self.is_fetched:
+            return None
+        first_row, sizes = self.layout.first_row, self.layout.size_bytes
+        if self.reads_whole_files and sizes.size:
+            begins = np.flatnonzero(np.diff(self.layout.file, prepend=-1))  # first chunk of each file
+            first_row = np.append(first_row[begins], first_row[-1])
+            sizes = np.add.reduceat(sizes, begins)
+        return Blocks(
+            first_row=first_row,
+            size_bytes=sizes,
+            fetched=self.is_fetched,
+            together=self.shuffle_blocks,
+        )
+
     def read(self, rows: NDArray[np.int64]) -> Rows:
         """The payload of ``rows``, in the order asked for."""
         rows = np.asarray(rows, dtype=np.int64)
@@ -173,6 +202,7 @@ class ChunkedSource(Source):
         lengths = np.zeros(rows.size, np.int64)
         pieces = []
         for chunk_id, where in self._by_chunk(rows):
+            note(self, int(rows[where[0]]))
             piece = Piece(
                 chunk_id, self.chunk(chunk_id), where, rows[where] - self.layout.first_row[chunk_id]
             )

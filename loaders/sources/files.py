@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 EDGE_BYTES = 1 << 16
+FORWARD_BYTES = 8 << 20
+"""Read ahead of a remote file that is read from its beginning to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +41,28 @@ class DataFile:
         """Whether its bytes must be unpacked from the start, so that no part can be read alone."""
         return self.path.split("?", 1)[0].lower().endswith(COMPRESSIONS)
 
-    def open(self) -> BinaryIO:
-        """A seekable binary file, closed by the caller."""
+    def open(self, *, forward: bool = False) -> BinaryIO:
+        """A seekable binary file, closed by the caller.
+
+        Behind a URL exactly the bytes that are asked for are fetched, or, where it is read ``forward`` in
+        small pieces, a few megabytes at a time.
+        """
         if self.is_local:
             return open(self.path, "rb")
         import fsspec
 
-        return cast(BinaryIO, fsspec.open(self.path, "rb").open())
+        filesystem, path = fsspec.core.url_to_fs(self.path)
+        kind = {"cache_type": "readahead", "block_size": FORWARD_BYTES} if forward else {"cache_type": "none"}
+        return cast(BinaryIO, filesystem.open(path, "rb", **kind))
 
     def open_unpacked(self) -> BinaryIO:
         """Its content from the start, unpacked by its suffix; only forward, closed by the caller."""
         if not self.is_compressed:
-            return self.open()
+            return self.open(forward=True)
         if self.path.lower().endswith(".gz"):
             import gzip
 
-            return cast(BinaryIO, gzip.GzipFile(fileobj=self.open()))
+            return cast(BinaryIO, gzip.GzipFile(fileobj=self.open(forward=True)))
         try:
             import zstandard
         except ImportError:
@@ -62,7 +70,8 @@ class DataFile:
                 f"{self.path}: reading .zst needs zstandard (pip install evenload[tokenize])"
             ) from None
         return cast(
-            BinaryIO, zstandard.ZstdDecompressor().stream_reader(self.open(), read_across_frames=True)
+            BinaryIO,
+            zstandard.ZstdDecompressor().stream_reader(self.open(forward=True), read_across_frames=True),
         )
 
     def digest(self) -> str:

@@ -41,6 +41,11 @@ class JsonLinesSource(ChunkedSource):
     block_bytes = BLOCK_BYTES
     _copies: dict[int, pa.Buffer]
 
+    @property
+    def reads_whole_files(self) -> bool:
+        """Compressed ones are unpacked."""
+        return any(file.is_compressed for file in self.files)
+
     def find_layout(self) -> Layout:
         """Blocks of whole lines and their rows, from a pass over the bytes that parses nothing."""
         rows, file_ids = [], []

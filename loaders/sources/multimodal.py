@@ -21,7 +21,8 @@ from loaders.media.presence import filler_rows
 from loaders.media.quarantine import Quarantine, RejectedMedium
 from loaders.media.scan import column_of, media_of, scan_media
 from loaders.media.table import MediaTable, load_table, save_table
-from loaders.sources.base import Rows, Source
+from loaders.slate import note
+from loaders.sources.base import Blocks, Rows, Source
 
 
 class MultimodalSource(Source):
@@ -97,6 +98,10 @@ class MultimodalSource(Source):
         """How the features become inputs of the batch."""
         return self.rules.joins()
 
+    def blocks(self) -> Blocks | None:
+        """Those of the text, whose file may hold the media too."""
+        return self.source.blocks()
+
     def origin(self, row: int) -> str:
         """Where the text lies."""
         return self.source.origin(row)
@@ -121,6 +126,7 @@ class MultimodalSource(Source):
         }
         reading = _Reading(self, held)
         for at, row in enumerate(rows.tolist()):
+            note(self, row)
             reading.add(at, row, {name: media_of(values[at]) for name, values in media.items()})
         return reading.rows()
 

@@ -29,6 +29,7 @@ def open_source(
     vocab_size: int | None = None,
     on_bad: str = "error",
     cache: str | os.PathLike[str] | bool = True,
+    shuffle_blocks: int | None = None,
 ) -> Source:
     """Open data as rows of token ids, whose lengths are known before they are read.
 
@@ -48,6 +49,9 @@ def open_source(
         cache: folder in which lengths of files are kept when finding them takes longer than a second, until
             a file changes. ``True``: ``$EVENLOAD_CACHE``, else ``evenload`` in the user's cache folder;
             ``False``: none.
+        shuffle_blocks: blocks of files (row groups, blocks of lines, shards) whose rows are shuffled
+            together; 0: all of them. By default all where rows are cheap one by one; else as many as the
+            cache of decoded blocks holds, and at most 16 behind URLs. See docs/sources.md.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -56,6 +60,10 @@ def open_source(
     """
     if isinstance(spec, Source):
         return spec
+    if shuffle_blocks is not None and (isinstance(shuffle_blocks, bool) or shuffle_blocks < 0):
+        raise ValueError(
+            f"shuffle_blocks must be a whole number of blocks, 0 for all, got {shuffle_blocks!r}"
+        )
     limit = MAX_TOKEN_ID if vocab_size is None else min(vocab_size, MAX_TOKEN_ID)
     encoder = TokenColumns(column=column, labels=labels, carry=tuple(carry))
     if _is_paths(spec):
@@ -66,9 +74,13 @@ def open_source(
             return open_packed(os.fspath(spec), manifest, name or _name_of(spec), on_bad=on_bad)
         files = find_files(spec)
         source = open_files(files, encoder, name or _name_of(spec), length, limit, on_bad)
-        if cache is not False and isinstance(source, ChunkedSource):
+        assert isinstance(source, ChunkedSource)
+        source.shuffle_blocks = shuffle_blocks
+        if cache is not False:
             source.cache_folder = cache_folder() if cache is True else Path(cache)
         return source
+    if shuffle_blocks is not None:
+        raise ValueError(f"shuffle_blocks only has an effect on files, not on {type(spec).__name__}")
     if _is_plain_hugging_face(spec) and (length is None or isinstance(length, str)):
         from loaders.sources.huggingface import HuggingFaceSource
 

@@ -56,7 +56,12 @@ class ParquetSource(ChunkedSource):
 
 def open_parquet(file: DataFile) -> pq.ParquetFile:
     """The open file, from the process's cache. Raises ValueError when it is not whole."""
-    make = lambda: told(file, "footer", lambda: pq.ParquetFile(file.path if file.is_local else file.open()))
+    # pre_buffer fetches the wanted columns of a row group in few requests, and not page by page
+    make = lambda: told(
+        file,
+        "footer",
+        lambda: pq.ParquetFile(file.path if file.is_local else file.open(), pre_buffer=not file.is_local),
+    )
     return OPEN_FILES.get((file, threading.get_ident()), make)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from loaders.faults import Fault, fault_of, must_stop, raise_named
 from loaders.labels import IGNORED
+from loaders.slate import note
 from loaders.sources.base import Rows, Source
 from loaders.sources.flat import MAX_TOKEN_ID
 
@@ -132,6 +133,7 @@ class DatasetSource(Source):
                 f"{self.name} has samples 0..{len(self) - 1}, asked for {asked.min()}..{asked.max()}"
             )
         for row in asked.tolist():
+            note(self, row)
             sample = self.dataset[row]
             tokens.append(self._tokens(sample, row))
             labels.append(self._labels(sample, row, tokens[-1].size))

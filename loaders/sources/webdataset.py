@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from loaders.sources.base import Blocks
 from loaders.sources.chunked import ChunkedSource, Layout, TableRead
 from loaders.sources.flat import check_columns
 from loaders.sources.jsonl import table_of_rows, unpacked_copy
@@ -132,6 +133,10 @@ class WebDatasetSource(ChunkedSource):
             data = content.slice(member.offset, member.size_bytes).to_pybytes()
             row.update(_columns(member.extension, data))
         return row
+
+    def blocks(self) -> Blocks | None:
+        """None unless asked for: every file is mapped or copied as a whole, and a chunk is but a few rows."""
+        return None if self.shuffle_blocks is None else super().blocks()
 
     def row_origin(self, file: int, row: int) -> str:
         """File and key of the row."""
