@@ -56,24 +56,56 @@ def check_order(
         logger.warning("batch_size=%s has no effect: %s fixes the samples of a step.", batch_size, fixed_by)
 
 
-def refuse_for_streams(arguments: Mapping[str, tuple[Any, Any]]) -> None:
-    """Arguments, with their defaults, that need rows by number or samples of other ranks."""
-    given = [name for name, (value, default) in arguments.items() if _differs(value, default)]
-    if given:
+def check_stream(
+    *,
+    exchange: bool,
+    ranks: int,
+    window: int,
+    default_window: int,
+    cp_degrees: Sequence[int],
+    global_batch_size: int | None,
+    step_tokens: Any,
+    length: Any,
+    phases: Any,
+    oversize: str,
+    fill_media: Any,
+) -> None:
+    """What a loader over an IterableDataset can do, and what only with exchange."""
+    if fill_media is not None:
         raise ValueError(
-            f"{', '.join(given)} cannot be used with max_tokens over an IterableDataset: each rank packs and "
-            "balances a window of its own stream. Open the data's files with open_source, so that rows can "
-            "be addressed by number, or leave the argument out."
+            "fill_media cannot be used over an IterableDataset, whose media are not known beforehand. Open "
+            "them with MultimodalSource, or leave it out."
         )
-
-
-def refuse_exchange(exchange: bool) -> None:
-    """Samples of a stream stay on the rank that read them."""
-    if exchange:
+    if length is not None and not (isinstance(length, str) or callable(length)):
         raise ValueError(
-            "exchange=True is not available: samples of streams are not moved between ranks. Leave it out "
-            "and pass a larger window=, which brings the ranks' own steps together, or open the data's files "
-            "with open_source, whose samples are planned over all ranks."
+            "length must name an entry of a stream's samples or be a function of one, got "
+            f"{type(length).__name__}: samples have no numbers beforehand. Leave it out: tokens are counted."
+        )
+    if phases is not None and oversize in ("truncate", "split"):
+        raise ValueError(
+            f"oversize={oversize!r} cannot be used with phases over an IterableDataset: where a sample's "
+            'media lie is not known. Choose "error" or "drop".'
+        )
+    if exchange:
+        if window != default_window:
+            raise ValueError(
+                "window has no effect with exchange=True: all ranks' samples are planned step by step."
+            )
+        return
+    if max(cp_degrees) > 1:
+        raise ValueError(
+            f"cp_degrees={tuple(cp_degrees)} over an IterableDataset needs exchange=True: ranks that share a "
+            "sample must all be sent it."
+        )
+    if step_tokens is not None:
+        raise ValueError(
+            "step_tokens over an IterableDataset needs exchange=True (which one rank may use as well): "
+            "without it a window of samples is divided into steps of equal time, whatever their tokens."
+        )
+    if global_batch_size is not None and global_batch_size % ranks:
+        raise ValueError(
+            f"global_batch_size={global_batch_size} over an IterableDataset must be a multiple of the "
+            f"{ranks} data ranks without exchange=True, since each makes steps of its own stream."
         )
 
 
@@ -90,10 +122,62 @@ def check_faults(on_error: str, max_errors: Any, quarantine: Any) -> None:
         raise ValueError('quarantine only has an effect with on_error="skip": else the first error raises.')
 
 
+def check_address(engine: str, address: Any) -> None:
+    """Where the cluster is."""
+    if address is not None and engine != "ray":
+        raise ValueError(f'address={address!r} only has an effect with engine="ray".')
+
+
 def check_count(name: str, value: Any) -> None:
     """A whole number of at least 1."""
     if not is_count(value):
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+
+
+def refuse_over_streams(arguments: Mapping[str, tuple[Any, Any]]) -> None:
+    """Arguments, with their defaults, that are for data whose rows are known beforehand."""
+    given = [name for name, (value, default) in arguments.items() if _differs(value, default)]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} cannot be used over an IterableDataset, whose samples are only seen as they "
+            "come. Open the data's files with open_source, or leave the argument out."
+        )
+
+
+def check_slots(micro_batches: Any, slots_multiple_of: Any, max_samples: Any, phases: Any) -> None:
+    """How many micro-batches each rank runs, and how many samples one holds."""
+    for name, value in (("micro_batches", micro_batches), ("max_samples", max_samples)):
+        if value is not None:
+            check_count(name, value)
+    check_count("slots_multiple_of", slots_multiple_of)
+    if phases is not None and slot_options(micro_batches, slots_multiple_of):
+        raise ValueError(
+            "micro_batches and slots_multiple_of cannot be used with phases: the number of slots follows from "
+            "the encoders' work. Leave phases= out, or leave their number free."
+        )
+
+
+def slot_options(micro_batches: int | None, slots_multiple_of: int) -> dict[str, int]:
+    """The planner's options, where they say anything."""
+    options = {} if micro_batches is None else {"micro_batches": micro_batches}
+    return options | ({"slots_multiple_of": slots_multiple_of} if slots_multiple_of > 1 else {})
+
+
+def border_options(bos: int | None, eos: int | None, engine: str) -> dict[str, Any]:
+    """Arguments for opening data whose samples are given tokens to begin or end with."""
+    if bos is None and eos is None:
+        return {}
+    if engine != "local":
+        raise ValueError('bos and eos need engine="local": other engines read samples as they lie.')
+    return {"borders": {"bos": bos, "eos": eos}}
+
+
+def check_grouping(group_media: bool, sync: str) -> None:
+    """Where ranks meet only once a step, it does not matter which encoders they run before."""
+    if group_media and sync != "micro_batch":
+        raise ValueError(
+            'group_media only has an effect with sync="micro_batch", where ranks meet in every slot.'
+        )
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:

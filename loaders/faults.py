@@ -114,7 +114,12 @@ def raise_named(source: Source, row: int, stage: str, error: Exception) -> NoRet
 
 
 def open_quarantine(
-    sources: Sequence[Source], max_errors: int | float, path: str | None, *, writes_lengths: bool
+    sources: Sequence[Source],
+    max_errors: int | float,
+    path: str | None,
+    *,
+    writes_lengths: bool,
+    lost: Sequence[Fault] | None = None,
 ) -> Quarantine:
     """Where a loader's skipped samples go; those whose length could not be found are in it already.
 
@@ -123,6 +128,7 @@ def open_quarantine(
         max_errors: rows that may be skipped: a number, or a share of all rows.
         path: of the JSON lines.
         writes_lengths: whether this process writes the rows that all processes find when they open the data.
+        lost: those rows, where another process has looked the sources' lengths up.
 
     Raises:
         TooManyRejects: there are more than allowed already.
@@ -134,9 +140,10 @@ def open_quarantine(
         what="samples that cannot be read",
         setting="max_errors",
     )
-    for source in sources:
-        for fault in without_length(source):
-            quarantine.add(fault)
+    if lost is None:
+        lost = [fault for source in sources for fault in without_length(source)]
+    for fault in lost:
+        quarantine.add(fault)
     quarantine.path = path
     return quarantine
 

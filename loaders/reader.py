@@ -107,13 +107,6 @@ class Reader(Dataset[Packed]):
 
     def read(self, share: Share, faults: list[Fault]) -> Rows:
         """Payload of a share's samples and pieces, in its order. Skipped samples are added to ``faults``."""
-        if len(share) == 0:
-            return Rows(input_ids=np.zeros(0, np.int64), offsets=np.zeros(1, np.int64))
-        parts = self.parts(share, faults)
-        return parts[0][1] if len(parts) == 1 else _interleave(parts, share.num_tokens)
-
-    def parts(self, share: Share, faults: list[Fault]) -> list[Part]:
-        """Payload of a share that is not empty, source by source."""
         parts: list[Part] = []
         for number, mine in by_source(share, len(self.sources)):
             rows, found = read_pieces(
@@ -126,7 +119,7 @@ class Reader(Dataset[Packed]):
             )
             parts.append((mine, rows))
             faults += found
-        return parts
+        return in_order(parts, share)
 
     def _with_labels(self, place: Place, share: Share, rows: Rows) -> Place:
         """The place with its labels counted. The step's loss weight is metadata, so it must be what they say.
@@ -191,15 +184,25 @@ def place_of(share: Share) -> Place:
         num_loss_tokens=int(share.num_loss_tokens.sum()),
         step_loss_tokens=share.step_loss_tokens,
         num_ranks=share.num_ranks,
+        step_samples=share.step_samples,
     )
 
 
 def by_source(share: Share, num_sources: int) -> list[tuple[int, NDArray[np.int64]]]:
-    """Numbers of a share's sources, each with the places of its samples."""
+    """Numbers of a share's sources, each with the places of its samples; none of an empty share."""
+    if len(share) == 0:
+        return []
     present = share.source[:1] if num_sources == 1 else np.unique(share.source)
     if present.size == 1:
         return [(int(present[0]), np.arange(len(share)))]
     return [(int(number), np.flatnonzero(share.source == number)) for number in present]
+
+
+def in_order(parts: Sequence[Part], share: Share) -> Rows:
+    """The payload of a share's sources in the share's order."""
+    if not parts:
+        return Rows(input_ids=np.zeros(0, np.int64), offsets=np.zeros(1, np.int64))
+    return parts[0][1] if len(parts) == 1 else _interleave(parts, share.num_tokens)
 
 
 def append_fillers(rows: Rows, fillers: Sequence[Rows], joins: Mapping[str, Join]) -> Rows:

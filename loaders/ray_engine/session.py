@@ -1,0 +1,114 @@
+"""Which cluster a loader's work runs on, and what its actors are called there."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "evenload"
+"""Of all actors: ranks are Ray programs of their own beside torchrun, so names are what they share."""
+
+
+def join_cluster(address: str | None = None) -> None:
+    """Be on a cluster: the one this program is on, that of ``address`` or ``RAY_ADDRESS``, or a new one here.
+
+    Ranks of one job on one machine, as torchrun starts them, share the new one.
+
+    Raises:
+        ConnectionError: no cluster answers at the address.
+        ValueError: an address other than that of the cluster this program is on.
+    """
+    if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", "local", here):
+            raise ValueError(
+                f"this program is on the Ray cluster {here} already, so it cannot be on {address} too. "
+                "Leave the address out, or call ray.shutdown() first."
+            )
+        return
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address not in (None, "local"):
+        _connect(address)
+        return
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1 or "MASTER_PORT" not in os.environ:
+        _start()
+        return
+    with _meeting_point() as path:
+        told = path.read_text().split() if path.exists() else []
+        if len(told) == 2 and _lives(int(told[1])):
+            _connect(told[0])
+            return
+        _start()
+        path.write_text(f"{ray.get_runtime_context().gcs_address} {os.getpid()}")
+
+
+def job_name() -> str:
+    """Equal on all ranks of a job, and another for another job on the same cluster."""
+    told = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+    context = ray.get_runtime_context()
+    inside = context.get_actor_id() is not None  # ranks are actors of one program, as Ray Train has it
+    return _digest(context.get_job_id() if inside or not told[2] else "|".join(told))
+
+
+def this_node() -> str:
+    """Id of the node this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def data_name(description: Any) -> str:
+    """A name for data and how they are opened; ranks that pass equal things share what reads them."""
+    blob: bytes = ray.cloudpickle.dumps(description)
+    return hashlib.blake2b(blob, digest_size=8).hexdigest()
+
+
+def _start() -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init("local", include_dashboard=False, **_quiet())
+
+
+def _connect(address: str) -> None:
+    try:
+        ray.init(address, **_quiet())
+    except (ConnectionError, RuntimeError) as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at {address} ({type(error).__name__}: {error}). Start one with "
+            "`ray start --head`, or leave address and RAY_ADDRESS out to use this machine alone."
+        ) from None
+
+
+def _quiet() -> dict[str, Any]:
+    return {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+
+
+@contextmanager
+def _meeting_point() -> Iterator[Path]:
+    """A file that ranks of this job on this machine look at one after another."""
+    import fcntl
+
+    job = _digest("|".join([os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ["MASTER_PORT"]]))
+    path = Path(tempfile.gettempdir()) / f"evenload-ray-{os.getuid()}-{job}"
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield path
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
