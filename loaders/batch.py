@@ -43,6 +43,8 @@ class Place:
     """The same, summed over all ranks and micro-batches of the step."""
     num_ranks: int
     """Data ranks of the job."""
+    step_samples: int = -1
+    """Samples and pieces of the step that have labels, over all ranks; -1 where that is not known."""
 
     @property
     def is_dummy(self) -> bool:

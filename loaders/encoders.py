@@ -27,6 +27,12 @@ def encoders_too(phases: Mapping[str, Phase | Any], policy: str) -> Callable[...
     return plan
 
 
+def units_limits(phases: Mapping[str, Phase | Any] | None) -> dict[str, int]:
+    """Patches and frames that a rank can hold in one micro-batch, of the phases that have such a limit."""
+    limits = {name: getattr(phase, "max_units", None) for name, phase in (phases or {}).items()}
+    return {name: most for name, most in limits.items() if most is not None}
+
+
 def filler_sizes(dataset: Any, collate_fn: Any) -> dict[str, int]:
     """Tokens of the filler medium of each kind that the data has.
 

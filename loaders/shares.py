@@ -34,6 +34,8 @@ class Share:
     """[N] Tokens of the piece."""
     num_loss_tokens: NDArray[np.int64]
     """[N] Labels of the piece that count in the loss."""
+    step_samples: int = -1
+    """Samples and pieces of the step that have labels; -1 where that is not known."""
     fillers: tuple[str, ...] = ()
     """Kinds of media that are added because other ranks have some, each as a sequence of its own."""
 
@@ -42,16 +44,23 @@ class Share:
 
 
 def shares_of_rank(
-    plan: StepPlan, table: SampleTable, *, rank: int, step: int, fillers: Fillers | None = None
+    plan: StepPlan,
+    table: SampleTable,
+    *,
+    rank: int,
+    step: int,
+    fillers: Fillers | None = None,
+    every_slot: bool = False,
+    step_samples: int = -1,
 ) -> list[Share]:
     """What ``rank`` reads of a step, in order; at least one share, the last of them marked.
 
-    Under ``sync="micro_batch"`` there is one for each slot, empty where the plan has nothing for the
-    rank, so that all ranks run equally many.
+    Under ``sync="micro_batch"``, and with ``every_slot``, there is one for each slot, empty where the plan
+    has nothing for the rank, so that all ranks run equally many.
     """
     batches = plan.micro_batches
     mine = {int(batches.slot[m]): int(m) for m in plan.for_rank(rank)}
-    slots = range(plan.num_slots) if plan.sync == "micro_batch" else sorted(mine)
+    slots = range(plan.num_slots) if every_slot or plan.sync == "micro_batch" else sorted(mine)
     step_loss_tokens = int(table.num_loss_tokens.sum())
     shares = []
     for slot in list(slots) or [0]:
@@ -73,6 +82,7 @@ def shares_of_rank(
                 start=table.start[index],
                 num_tokens=table.num_tokens[index],
                 num_loss_tokens=table.num_loss_tokens[index],
+                step_samples=step_samples,
                 fillers=() if fillers is None else fillers.of(first_rank, slot),
             )
         )
