@@ -141,15 +141,14 @@ class Bordered(Source):
 
     def _look(self) -> _Marks:
         """Read all rows once for their first and last tokens; memory is two bytes a row."""
-        marks = self._every(self.source.lengths())
+        every = self._every(self.source.lengths())
+        marks = _Marks(every.before.copy(), every.behind.copy())
         filled = np.flatnonzero(marks.before | marks.behind)
         for start in range(0, filled.size, CHUNK):
             rows = filled[start : start + CHUNK]
             held = self.source.read(rows)
-            marks.before[rows] &= held.input_ids[held.offsets[:-1]] != (-1 if self.bos is None else self.bos)
-            marks.behind[rows] &= held.input_ids[held.offsets[1:] - 1] != (
-                -1 if self.eos is None else self.eos
-            )
+            marks.before[rows] &= held.input_ids[held.offsets[:-1]] != self.bos
+            marks.behind[rows] &= held.input_ids[held.offsets[1:] - 1] != self.eos
         return marks
 
     def _refuse_doubles(self, held: Rows, rows: NDArray[np.int64]) -> None:
@@ -166,7 +165,7 @@ class Bordered(Source):
             if double.size:
                 row = int(rows[filled[double[0]]])
                 error = ValueError(
-                    f"{self.origin(row)} already {how} with token {token}, and {name}={token} would double it. "
+                    f"{self.origin(row)} already {how} with token {token}, which {name}= would double. "
                     f"Leave {name} out if all samples have it, or open the data as "
                     f'Bordered(source, {name}={token}, present="keep"), which reads it once beforehand.'
                 )
@@ -178,7 +177,9 @@ def _more_labels(
 ) -> NDArray[np.int64]:
     """[N] labels that the added tokens bring: one for a first token behind BOS, one for EOS."""
     unmasked = counted == np.maximum(num_tokens - 1, 0)
-    return (marks.before & unmasked).astype(np.int64) + (marks.behind & (unmasked | (counted > 0)))
+    more: NDArray[np.int64] = (marks.before & unmasked).astype(np.int64)
+    more += marks.behind & (unmasked | (counted > 0))
+    return more
 
 
 def _with_marks(held: Rows, marks: _Marks, bos: int | None, eos: int | None) -> Rows:
