@@ -168,10 +168,7 @@ def gain() -> list[dict[str, Any]]:
                     common = {**given, "jitter": JITTER, "sync": sync}
                     outcomes = {
                         "tuned_static": tuned_static(common),
-                        **{
-                            o.policy: o
-                            for o in simulate(**common, policies=["padded", "equal_tokens", "balanced"])
-                        },
+                        **{o.policy: o for o in simulate(**common, policies=within_reach(POLICIES, common))},
                     }
                     best = outcomes["balanced"]
                     rows += [

@@ -1,0 +1,300 @@
+"""``docs/benchmarks.md`` and the README's tables, written from ``benchmarks/results/*.csv``.
+
+    python -m benchmarks tables
+
+A table whose rows were never measured says so. `python -m benchmarks all` measures first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.harness import RESULTS, read
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+MARKERS = {"gain": ("<!-- gain table -->", "<!-- end of gain table -->")}
+MIX_NAMES = {
+    "commoncrawl": "web pages (CommonCrawl-like)",
+    "github": "code (GitHub-like)",
+    "wlb_llm": "documents (WLB-LLM)",
+    "prolong": "documents (ProLong)",
+    "chat": "chat (LMSYS-like)",
+    "long_sft": "long SFT (ChatQA2-like)",
+    "multi_image": "2 to 8 images",
+    "video": "video clips",
+}
+STATIC = "tuned_static"
+NAMES = {"balanced": "evenload"}
+
+Row = dict[str, str]
+Rows = Sequence[Row]
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """A Markdown table; all columns but the first few are set to the right."""
+    rule = ["---"] * left + ["---:"] * (len(heads) - left)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [heads, rule, *rows])
+
+
+def measured_on(rows: Rows) -> str:
+    """The environment of a table, in a line."""
+    first = rows[0]
+    if "processor" not in first:
+        return ""
+    return (
+        f"*{first['processor']}, {first['cores']} cores, Python {first['python']}, numpy {first['numpy']}, "
+        f"{first['date']}*"
+    )
+
+
+def paragraphs(*parts: str) -> str:
+    """Parts with an empty line between them."""
+    return "\n\n".join(part.strip("\n") for part in parts if part)
+
+
+def times(value: float) -> str:
+    return f"{value:,.0f}x" if value >= 20 else f"{value:.1f}x" if value >= 3 else f"{value:.2f}x"
+
+
+def gain(sync: str) -> str:
+    """Each mix: padding, the tuned static degree and the best other policy, over balanced."""
+    rows = [row for row in read("cluster_gain") if row["sync"] == sync]
+    columns = list(dict.fromkeys((row["model"], row["gpus"]) for row in rows))
+
+    def cell(mix: str, column: tuple[str, str]) -> str:
+        found = {
+            row["policy"]: float(row["over_balanced"])
+            for row in rows
+            if (row["model"], row["gpus"]) == column and row["mix"] == mix and not row["error"]
+        }
+        others = [found[name] for name in found if name not in ("padded", "balanced", STATIC)]
+        return f"{found['padded']:.1f} / {found[STATIC]:.2f} / {min(others):.2f}"
+
+    heads = ["step time over `balanced`", *(f"{model}, {int(gpus):,} GPUs" for model, gpus in columns)]
+    mixes = dict.fromkeys(row["mix"] for row in rows)
+    return markdown(heads, ([MIX_NAMES[mix], *(cell(mix, c) for c in columns)] for mix in mixes))
+
+
+GAIN_NOTE = """
+Each cell: padded / the best *tuned* static configuration (one CP degree for the whole run, every one that
+holds the longest sample tried, samples divided by predicted time) / the best of all other policies (which
+may take another degree each step). Above 1 is slower than `balanced`. Simulated, with the planner's own
+plans: 16 samples a data rank and step, at most 131,072 tokens long, 16,384 tokens a rank and micro-batch, 3
+% jitter. 7B: FlexSP's published coefficients on A100-40GB, a GPU a data rank, 8 a node. 32B: Hydraulis's
+published coefficients on A800 with tensor parallelism 8, a node a data rank, CP between nodes at derived
+rates.
+"""
+FLEXSP_NOTE = """
+FlexSP's cluster and cost (64 A100-40GB, ZeRO-3, 512 sequences a step). Its lengths are not published;
+percentiles published elsewhere of such corpora stand in. Published: at most 1.98x over Megatron-LM and
+1.72x over DeepSpeed, each with its tuned degree.
+"""
+TRAIN_NOTE = """
+A small transformer on 2 CPU ranks, the same {steps} steps in three ways ([how](demo.md)). Times as fast in
+wall time, with 95 % intervals:
+"""
+RUNTIME_NOTE = """
+Attention shared by two CPU ranks, over half of one rank's time plus the time to move the bytes alone:
+"""
+HEAD = """
+`python -m benchmarks all` measures what stands here and writes this page; `python -m benchmarks NAME` runs
+one. Every ratio is to a peer or to a limit measured in the same run. Rows with their environment lie in
+`benchmarks/results/`.
+"""
+
+
+def gain_section() -> str:
+    meet = "Ranks that meet in every micro-batch (FSDP, ZeRO-3):"
+    return paragraphs(gain("step"), GAIN_NOTE, meet, gain("micro_batch"), measured_on(read("cluster_gain")))
+
+
+def flexsp_section() -> str:
+    body = (
+        [
+            MIX_NAMES[row["mix"]],
+            f"{int(row['longest']):,}",
+            f"{float(row['balanced_s']):.1f} s",
+            f"{float(row['tuned_static_s']):.1f} s",
+            times(float(row["times_as_fast"])),
+        ]
+        for row in read("cluster_flexsp")
+    )
+    heads = ["lengths", "longest", "balanced", "tuned static", "times as fast"]
+    return paragraphs(FLEXSP_NOTE, markdown(heads, body))
+
+
+def train_section() -> str:
+    ways = read("train_ways")
+    body = (
+        [
+            NAMES.get(row["policy"], row["policy"]),
+            f"{float(row['tokens_per_s']):,.0f}",
+            f"{float(row['efficiency']):.2f}",
+            f"{float(row['critical_s']):.1f} s",
+            f"{float(row['predicted_s']):.1f} s",
+        ]
+        for row in ways
+    )
+    heads = ["way", "tokens/s", "efficiency", "CPU time of the slower rank, all steps", "predicted"]
+    ratios = (
+        [
+            f"{NAMES.get(row['faster'], row['faster'])} over {row['slower']}",
+            f"{float(row['ratio']):.2f} [{float(row['low']):.2f}, {float(row['high']):.2f}]",
+        ]
+        for row in read("train_ratios")
+        if row["clock"] == "wall_s"
+    )
+    return paragraphs(
+        TRAIN_NOTE.format(steps=ways[0]["steps"]),
+        markdown(["", "times as fast"], ratios),
+        markdown(heads, body),
+        "![Timeline](images/train_timeline.png)",
+        measured_on(ways),
+    )
+
+
+def packing_section() -> str:
+    rows = [row for row in read("packing_peers") if row["samples"] == "1000000"]
+    peers = list(dict.fromkeys(row["peer"] for row in rows))
+    cases = list(dict.fromkeys((row["mix"], row["cap"]) for row in rows))
+
+    def cells(mix: str, cap: str) -> list[str]:
+        found = {row["peer"]: row for row in rows if (row["mix"], row["cap"]) == (mix, cap)}
+        ours = next(iter(found.values()))
+        slower = [times(float(found[peer]["times_slower"])) if peer in found else "" for peer in peers]
+        more = sum(int(row["our_packs"]) > int(row["peer_packs"]) for row in found.values())
+        return [
+            mix,
+            f"{int(cap):,}",
+            f"{float(ours['our_ms']):.1f} ms",
+            *slower,
+            "more" if more else "no more",
+        ]
+
+    heads = [
+        "lengths",
+        "`max_tokens`",
+        "evenload",
+        *(f"{peer} is slower" for peer in peers),
+        "packs than theirs",
+    ]
+    return paragraphs(
+        "One million lengths to pack ids:",
+        markdown(heads, (cells(*case) for case in cases)),
+        "![Packing](images/packing_peers.png)",
+        "More: [packing](packing.md).",
+        measured_on(rows),
+    )
+
+
+def planner_section() -> str:
+    rows = read("planner_shapes")
+    shapes = list(dict.fromkeys((row["samples"], row["ranks"], row["fixed_s"]) for row in rows))
+
+    def cells(shape: tuple[str, str, str]) -> list[str]:
+        mine = [row for row in rows if (row["samples"], row["ranks"], row["fixed_s"]) == shape]
+        taken = [float(row["ms_median"]) for row in mine]
+        gaps = [float(row["gap_median"]) for row in mine]
+        return [
+            f"{int(shape[0]):,} x {int(shape[1]):,}",
+            f"{float(shape[2]):g} s",
+            f"{min(taken):.1f} to {max(taken):.1f} ms",
+            f"{median(gaps):.3%}",
+            f"{max(float(row['gap_p95']) for row in mine):.2%}",
+        ]
+
+    heads = ["samples x ranks", "fixed cost", "CPU time, six mixes", "gap, median", "gap, 95 %, worst mix"]
+    return paragraphs(
+        markdown(heads, map(cells, shapes)),
+        "![Planner](images/planner_shapes.png)",
+        "More: [balancing](balancing.md).",
+        measured_on(rows),
+    )
+
+
+def runtime_section() -> str:
+    rows = read("runtime")
+    body = (
+        [
+            f"{int(row['tokens']):,}",
+            row["pack"],
+            row["method"],
+            f"{float(row['ratio_wall']):.2f}",
+            f"{float(row['ratio_cpu']):.2f}",
+        ]
+        for row in rows
+    )
+    heads = ["tokens", "pack", "method", "over ideal, wall", "over ideal, CPU"]
+    return paragraphs(RUNTIME_NOTE, markdown(heads, body, left=3), measured_on(rows))
+
+
+def scaling_section() -> str:
+    sizes = read("scaling")
+
+    def cells(fit: Row) -> list[str]:
+        largest = [row for row in sizes if row["work"] == fit["work"]][-1]
+        took_ms = 1e3 * float(largest["cpu_s"])
+        return [
+            fit["work"],
+            fit["unit"],
+            f"{float(fit['exponent']):.2f}",
+            f"{int(largest['size']):,}",
+            f"{took_ms:,.2f} ms" if took_ms < 10 else f"{took_ms:,.0f} ms",
+        ]
+
+    heads = ["work", "size counts", "exponent", "largest size", "CPU time"]
+    return paragraphs(
+        markdown(heads, map(cells, read("scaling_exponents")), left=2),
+        "![Scaling](images/scaling.png)",
+        measured_on(sizes),
+    )
+
+
+SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
+    "Gains on a cluster": ("cluster_gain", gain_section),
+    "FlexSP's setting": ("cluster_flexsp", flexsp_section),
+    "Trained on two ranks": ("train_ways", train_section),
+    "Packing": ("packing_peers", packing_section),
+    "Planning": ("planner_shapes", planner_section),
+    "Attention over ranks": ("runtime", runtime_section),
+    "How cost grows": ("scaling", scaling_section),
+}
+"""Heading -> (results that it needs, what writes it)."""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = ["# Benchmarks", HEAD]
+    for heading, (needs, write) in SECTIONS.items():
+        there = (RESULTS / f"{needs}.csv").is_file()
+        parts += [f"## {heading}", write() if there else "Not measured yet."]
+    return paragraphs(*parts) + "\n"
+
+
+def replaced(text: str, name: str, body: str) -> str:
+    """A page's text with what stands between two marks renewed."""
+    begin, end = MARKERS[name]
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the page has no {begin} ... {end} to write between")
+    return f"{head}{begin}\n\n{body}\n\n{end}{tail}"
+
+
+def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    PAGE.write_text(page(), encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
+    README.write_text(replaced(text, "gain", paragraphs(gain("step"), GAIN_NOTE)), encoding="utf-8")
+    print(f"{PAGE.relative_to(ROOT)} and {README.relative_to(ROOT)} are written")
+
+
+if __name__ == "__main__":
+    main()
