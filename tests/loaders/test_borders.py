@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -120,9 +122,8 @@ def test_pieces_of_a_split_sample_have_bos_in_the_first_and_eos_in_the_last():
     loader = DataLoader(ArraySource([70]), max_tokens=CAP, oversize="split", bos=BOS, eos=EOS)
     pieces = {}
     for batch in loader:
-        for start, (a, b) in zip(
-            batch.starts.tolist(), zip(batch["cu_seq_lens_q"][:-1], batch["cu_seq_lens_q"][1:]), strict=True
-        ):
+        borders = pairwise(batch["cu_seq_lens_q"].tolist())
+        for start, (a, b) in zip(batch.starts.tolist(), borders, strict=True):
             pieces[start] = batch["input_ids"][0, a:b].tolist()
     assert [len(pieces[start]) for start in sorted(pieces)] == [32, 32, 8]
     assert [piece[0] == BOS for _, piece in sorted(pieces.items())] == [True, False, False]
