@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
@@ -18,6 +19,8 @@ from loaders.ahead import ahead
 from loaders.batch import Batch
 from loaders.catalog import media_of
 from loaders.collate import Packed
+from loaders.device import Mover, one_ahead
+from loaders.grouping import media_sets, plan_by_media
 from loaders.media.presence import Fillers, fillers_of
 from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
@@ -29,6 +32,9 @@ from packing.table import SampleTable
 
 PLAN_AHEAD = 2
 """Steps planned before they are needed. One hides the planner behind a step; two absorb an uneven step."""
+
+PLAN_LIMIT_S = 60.0
+"""A timeout of the loader is at least this long for plans: the first one may have to compile its kernels."""
 
 Planner = Callable[..., StepPlan]
 
@@ -59,6 +65,13 @@ class Planning:
     """Keyword arguments of ``plan_step`` that do not change from step to step."""
     fill_media: bool = False
     """Whether ranks without media that others have are given the smallest ones."""
+    group_media: bool = False
+    """Whether samples with the same kinds of media are planned by themselves."""
+
+    @property
+    def every_slot(self) -> bool:
+        """Whether all ranks run all slots also where they meet once a step: their number was asked for."""
+        return self.options.get("micro_batches") is not None or self.options.get("slots_multiple_of", 1) > 1
 
     def plan(self, cursor: Cursor) -> PlannedStep | None:
         """The step at ``cursor``, planned; ``None`` at the end of the epoch."""
@@ -67,9 +80,14 @@ class Planning:
             return None
         table, behind = found
         started = time.perf_counter()
-        plan = self.planner(table, topology=self.topology, **self.options)
+        options = {"topology": self.topology, **self.options}
+        media = media_of(self.steps.catalogs, table) if self.fill_media or self.group_media else {}
+        if self.group_media:
+            plan = plan_by_media(self.planner, table, media_sets(media, len(table)), **options)
+        else:
+            plan = self.planner(table, **options)
         plan_s = time.perf_counter() - started
-        fillers = fillers_of(plan, media_of(self.steps.catalogs, table)) if self.fill_media else None
+        fillers = fillers_of(plan, media) if self.fill_media else None
         return PlannedStep(
             number=cursor.step, table=table, plan=plan, plan_s=plan_s, behind=behind, fillers=fillers
         )
@@ -106,13 +124,6 @@ class InProcess(Iterable[Packed]):
         return map(self.reader.__getitem__, iter(self.queue))
 
 
-class ReadingLoader(torch.utils.data.DataLoader[Any]):
-    """Torch's loader over shares, beneath a balanced one: workers, pinning and prefetching are torch's."""
-
-    def check_worker_number_rationality(self) -> None:
-        """The loader above has warned already."""
-
-
 class Balanced:
     """State of a balanced loader: the cursor, the reading loader beneath and the counters.
 
@@ -124,6 +135,8 @@ class Balanced:
         groups: makes this process's `ContextGroups` when the first iteration starts, on all ranks alike;
             gives ``None`` where batches need no process group.
         quarantine: takes the samples that could not be read; ``None``: there are none.
+        timeout_s: how long the plan of a step may take, which may read rows; 0: any time.
+        mover: moves batches to a device, one ahead; ``None``: they stay where they are.
     """
 
     def __init__(
@@ -135,11 +148,15 @@ class Balanced:
         metrics: Metrics,
         groups: Callable[[], ContextGroups | None],
         quarantine: Quarantine | None = None,
+        timeout_s: float = 0,
+        mover: Mover | None = None,
     ) -> None:
         self.planning = planning
         self.rank = rank
         self.metrics = metrics
         self.quarantine = quarantine
+        self.timeout_s = timeout_s
+        self.mover = mover
         self._make_groups = groups
         self._groups: ContextGroups | None = None
         self._has_groups = False
@@ -165,9 +182,13 @@ class Balanced:
         if not self.resumes:
             self.cursor = replace(self.cursor, epoch=self.cursor.epoch + 1, position=0)
         self.resumes = False
+        self.make_groups()
+        return BalancedIterator(self, self.cursor)
+
+    def make_groups(self) -> None:
+        """Make the process groups, once; all ranks must come here."""
         if not self._has_groups:
             self._groups, self._has_groups = self._make_groups(), True
-        return BalancedIterator(self, self.cursor)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration run over ``epoch``; a state loaded in the middle of it is kept."""
@@ -203,9 +224,11 @@ class BalancedIterator(Iterator[Batch]):
         owner.latest = self._mark = object()
         # the queue must not hold on to this: whoever drops the iteration so ends its workers and its thread
         given = self._given
-        owner.queue.make = lambda: _shares(owner.planning, owner.rank, cursor, given)
+        owner.queue.make = lambda: _shares(owner.planning, owner.rank, cursor, given, owner.timeout_s)
         self._reading = iter(owner.reading)
         self._inner = _finished(owner, self._reading)
+        if owner.mover is not None:
+            self._inner = one_ahead(self._inner, owner.mover)
         owner.queue.make = lambda: iter(())
 
     def __next__(self) -> Batch:
@@ -261,12 +284,20 @@ def _finished(owner: Balanced, reading: Iterator[Packed | Batch]) -> Iterator[Ba
             step = []
 
 
-def _shares(planning: Planning, rank: int, cursor: Cursor, given: deque[PlannedStep]) -> Iterator[Share]:
+def _shares(
+    planning: Planning, rank: int, cursor: Cursor, given: deque[PlannedStep], timeout_s: float
+) -> Iterator[Share]:
     """One rank's work from ``cursor`` to the end of the epoch, drawn before it is given out."""
-    for planned in ahead(lambda: planning.epoch(cursor), PLAN_AHEAD):
+    for planned in ahead(lambda: planning.epoch(cursor), PLAN_AHEAD, timeout_s=timeout_s):
         given.append(planned)
         yield from shares_of_rank(
-            planned.plan, planned.table, rank=rank, step=planned.number, fillers=planned.fillers
+            planned.plan,
+            planned.table,
+            rank=rank,
+            step=planned.number,
+            fillers=planned.fillers,
+            every_slot=planning.every_slot,
+            step_samples=int(np.count_nonzero(planned.table.num_loss_tokens)),
         )
 
 
