@@ -56,7 +56,7 @@ def lengths_of_transformed():
 
 # torch takes 5 s to end each worker once one has raised
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_error_of_a_transform_names_source_row_stage_and_keeps_its_trace(num_workers):  # U59
+def test_u59_an_error_of_a_transform_names_source_row_stage_and_keeps_its_trace(num_workers):
     source = open_source(Transformed(), length=lengths_of_transformed(), labels=False)
     loader = DataLoader(source, batch_size=10, max_tokens=64, num_workers=num_workers)
     with pytest.raises(
@@ -70,7 +70,7 @@ def test_an_error_of_a_transform_names_source_row_stage_and_keeps_its_trace(num_
         assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_error_while_lengths_are_counted_names_the_row():  # U59
+def test_u59_an_error_while_lengths_are_counted_names_the_row():
     with pytest.raises(SampleError, match=r"Transformed, sample 77, stage length: KeyError: 'tokens'"):
         DataLoader(Transformed(), batch_size=10, max_tokens=64)
 

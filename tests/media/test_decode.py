@@ -66,7 +66,7 @@ def test_scaling_gives_mean_zero_and_deviation_one():
     assert np.allclose(features["pixel_values"][0].mean(axis=(1, 2)), expected, atol=1e-6)
 
 
-def test_sixteen_bit_grey_keeps_its_upper_bits():  # U41
+def test_u41_sixteen_bit_grey_keeps_its_upper_bits():
     from PIL import Image
 
     values = np.linspace(0, 65535, 64 * 32).astype(np.uint16).reshape(32, 64)
@@ -94,7 +94,7 @@ def test_floating_point_pixels_are_refused():
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_rotation_is_undone_as_pillow_does_it(orientation):  # U41
+def test_u41_rotation_is_undone_as_pillow_does_it(orientation):
     import io
 
     from PIL import Image, ImageOps
@@ -106,7 +106,7 @@ def test_rotation_is_undone_as_pillow_does_it(orientation):  # U41
     assert np.array_equal(np.asarray(found), np.asarray(expected))
 
 
-def test_a_picture_cut_short_is_an_error_and_not_grey():  # U41
+def test_u41_a_picture_cut_short_is_an_error_and_not_grey():
     for kind in ("JPEG", "PNG"):
         with pytest.raises(MediaError, match="cannot be decoded"):
             pixels_of(picture(90, 90, kind=kind)[:-45])
@@ -168,7 +168,7 @@ def test_stereo_is_averaged():
     "rule", [WhisperFrames(), WhisperFrames(long="windows"), TokensPerSecond(rate=13, max_s=30)]
 )
 @pytest.mark.parametrize("seconds", [0.2, 31.0])
-def test_sound_has_as_many_frames_as_planned(rule, seconds):  # U49
+def test_u49_sound_has_as_many_frames_as_planned(rule, seconds):
     samples = round(seconds * 8000)
     grid = grid_of(rule, samples, 8000)
     features, differs = decode_audio(sound(tone(seconds)), rule, grid, 8000)
@@ -182,7 +182,7 @@ def test_sound_has_as_many_frames_as_planned(rule, seconds):  # U49
 
 
 @pytest.mark.parametrize("held", [184_320, 187_000, 100_000])
-def test_sound_of_another_length_than_declared_is_fitted_and_the_difference_told(held):  # U49
+def test_u49_sound_of_another_length_than_declared_is_fitted_and_the_difference_told(held):
     rule, declared = TokensPerSecond(rate=13), 185_706
     grid = grid_of(rule, declared, 24_000)
     noise = np.random.default_rng(1).standard_normal(held).astype(np.float32) * 0.1

@@ -178,7 +178,7 @@ def test_ranks_that_share_a_micro_batch_have_its_features_and_know_which_are_the
             assert np.all(both >= np.bincount(expected[axis].numpy(), minlength=both.size))
 
 
-def test_samples_with_media_are_never_split():  # U47
+def test_u47_samples_with_media_are_never_split():
     source = album(6, images=1.0)
     longest = int(source.lengths().max())
     for oversize in ("split", "truncate"):
@@ -191,7 +191,7 @@ def test_samples_with_media_are_never_split():  # U47
     assert kept["kept"] + kept["dropped"] == 6
 
 
-def test_a_sample_that_cannot_be_decoded_trains_nothing_and_the_ranks_stay_aligned():  # U41
+def test_u41_a_sample_that_cannot_be_decoded_trains_nothing_and_the_ranks_stay_aligned():
     rows = [{"input_ids": [*text(5), IMAGE, 90], "images": picture(60, 60, seed=k)} for k in range(8)]
     rows[3]["images"] = picture(200, 200, kind="JPEG")[:-45]
     rows[7]["images"] = b""
@@ -247,7 +247,7 @@ def calls(batch):
 
 @pytest.mark.parametrize("sync", ["micro_batch", "step"])
 @pytest.mark.parametrize("ranks", [4])
-def test_all_ranks_run_the_same_encoders_where_they_meet(sync, ranks):  # U20
+def test_u20_all_ranks_run_the_same_encoders_where_they_meet(sync, ranks):
     rows = [{"input_ids": text(10 + k)} for k in range(32)]
     for k in (1, 9, 17, 25, 30):
         rows[k] = {"input_ids": [*text(8), 2, IMAGE, 3, 99], "images": picture(60, 60)}
@@ -279,7 +279,7 @@ def test_all_ranks_run_the_same_encoders_where_they_meet(sync, ranks):  # U20
     assert told["filler_share"] == pytest.approx(tokens / (told["tokens"] + tokens))
 
 
-def test_text_alone_gets_no_fillers():  # U20
+def test_u20_text_alone_gets_no_fillers():
     source = album(12, images=0, sounds=0, videos=0)
     loaders = on_all_ranks(source, 3, batch_size=2, max_tokens=64, sync="micro_batch", seed=0)
     for batch in chain.from_iterable(chain.from_iterable(map(epoch_of, loaders))):
@@ -287,7 +287,7 @@ def test_text_alone_gets_no_fillers():  # U20
     assert loaders[0].metrics()["filler_media"] == {}
 
 
-def test_ranks_that_share_a_micro_batch_share_its_filler():  # U20
+def test_u20_ranks_that_share_a_micro_batch_share_its_filler():
     source = album(16, images=0.3, sounds=0.3, videos=0.2, positions="mrope")
     loaders = on_all_ranks(
         source,
@@ -376,7 +376,7 @@ def u56_source():
     return ArraySource([2000] * 8), np.array(patches)
 
 
-def test_patches_are_balanced_beside_tokens():  # U56
+def test_u56_patches_are_balanced_beside_tokens():
     source, patches = u56_source()
     source.phases = lambda: {"vision": patches}
     cost = CostModel(linear=1e-6, quadratic=0.0, fixed=0.0)
@@ -400,7 +400,7 @@ def test_patches_are_balanced_beside_tokens():  # U56
     assert found["both"]["units"] == {"vision": 48_000}
 
 
-def test_encoder_patches_of_a_micro_batch_keep_their_limit():  # U26
+def test_u26_encoder_patches_of_a_micro_batch_keep_their_limit():
     rows = [
         {
             "input_ids": [*text(100), *[IMAGE] * (k % 3)],

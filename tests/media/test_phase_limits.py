@@ -36,7 +36,7 @@ samples = st.lists(
     sync=st.sampled_from(["step", "micro_batch"]),
     degrees=st.sampled_from([(1,), (1, 2)]),
 )
-def test_no_micro_batch_passes_a_limit_of_an_encoder(sample, ranks, sync, degrees):  # U26
+def test_u26_no_micro_batch_passes_a_limit_of_an_encoder(sample, ranks, sync, degrees):
     tokens, patches, frames = zip(*sample, strict=True)
     plan = plan_phases(
         table_of(tokens, patches, frames),

@@ -108,7 +108,7 @@ def test_a_picture_like_a_line_is_refused_with_its_size(rule, size):
         rule.count(*(ints(side) for side in size))
 
 
-def test_thirty_one_seconds_at_thirteen_tokens_a_second():  # U49
+def test_u49_thirty_one_seconds_at_thirteen_tokens_a_second():
     samples, rate = ints(31 * 8000), ints(8000)
     free = TokensPerSecond(rate=13).count(samples, rate)
     assert free.tokens.tolist() == [403]

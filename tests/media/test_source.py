@@ -76,7 +76,7 @@ def test_lengths_and_loads_known_from_headers_are_those_of_what_is_read():
         assert phases["audio"][row] == (0 if frames is None else len(frames))
 
 
-def test_placeholders_equal_features_for_every_sample():  # U47
+def test_u47_placeholders_equal_features_for_every_sample():
     source = MultimodalSource(MediaRows(without_labels(mixed_rows())), rules())
     got = read(source, *range(len(source)))
     for row in range(len(source)):
@@ -132,7 +132,7 @@ U47_RULE = FixedImage(tokens=256, size=28)
         (250, "drop_media", [60, 10]),
     ],
 )
-def test_a_picture_is_kept_whole_or_left_out_with_its_features(capacity, oversize, lengths, caplog):  # U47
+def test_u47_a_picture_is_kept_whole_or_left_out_with_its_features(capacity, oversize, lengths, caplog):
     source = MultimodalSource(
         MediaRows(u47_rows()), images_only(U47_RULE, max_tokens=capacity, oversize=oversize)
     )
@@ -153,7 +153,7 @@ def test_a_picture_is_kept_whole_or_left_out_with_its_features(capacity, oversiz
     assert len(told) == (lengths != [572, 266])
 
 
-def test_the_picture_that_stays_is_the_first_one():  # U47
+def test_u47_the_picture_that_stays_is_the_first_one():
     source = MultimodalSource(
         MediaRows(u47_rows()), images_only(U47_RULE, max_tokens=400, oversize="drop_media")
     )
@@ -193,7 +193,7 @@ U26_RULE = PatchGrid(max_pixels=14 * 14 * 5000)
     ("oversize", "vision"),
     [("drop", [0, 2088, 0]), ("drop_media", [0, 2088, 4176]), ("shrink", [0, 2088, None])],
 )
-def test_a_sample_of_ten_pictures_follows_the_stated_policy(oversize, vision):  # U26
+def test_u26_a_sample_of_ten_pictures_follows_the_stated_policy(oversize, vision):
     source = MultimodalSource(
         MediaRows(u26_rows()), images_only(U26_RULE, max_units={"vision": 5000}, oversize=oversize)
     )
@@ -215,7 +215,7 @@ def test_pictures_too_many_to_shrink_are_dropped_with_their_sample():
     assert source.table.counts["dropped"] == 2
 
 
-def test_limits_on_ten_pictures_name_the_sample():  # U26
+def test_u26_limits_on_ten_pictures_name_the_sample():
     source = MultimodalSource(
         MediaRows(u26_rows()), images_only(U26_RULE, max_units={"vision": 5000}, oversize="error")
     )
@@ -255,7 +255,7 @@ def u41_rows(tmp_path):
     return rows, set(bad)
 
 
-def test_sixteen_good_pictures_once_and_four_rejects_with_path_index_and_reason(tmp_path):  # U41
+def test_u41_sixteen_good_pictures_once_and_four_rejects_with_path_index_and_reason(tmp_path):
     rows, bad = u41_rows(tmp_path)
     quarantine = tmp_path / "quarantine.jsonl"
     source = MultimodalSource(
@@ -279,7 +279,7 @@ def test_sixteen_good_pictures_once_and_four_rejects_with_path_index_and_reason(
     assert len(np.unique(got.columns["pixel_values"][at][:, :196])) == 1
 
 
-def test_a_bad_picture_is_an_error_with_source_row_and_file(tmp_path):  # U41
+def test_u41_a_bad_picture_is_an_error_with_source_row_and_file(tmp_path):
     rows, _ = u41_rows(tmp_path)
     with pytest.raises(ValueError, match=r"album, row 5, image 0 \(.*empty.png\): it has 0 bytes"):
         MultimodalSource(MediaRows(rows), images_only()).lengths()
@@ -289,7 +289,7 @@ def test_a_bad_picture_is_an_error_with_source_row_and_file(tmp_path):  # U41
         read(source, 0, 1)
 
 
-def test_too_many_bad_pictures_stop_the_run(tmp_path):  # U41
+def test_u41_too_many_bad_pictures_stop_the_run(tmp_path):
     rows, _ = u41_rows(tmp_path)
     with pytest.raises(
         RuntimeError, match=r"3 of 20 rows of album have media that cannot be used, more than the 2"
@@ -367,7 +367,7 @@ def sounds(rule, held, declared=185_706, **others):
 
 
 @pytest.mark.parametrize("rule", [TokensPerSecond(rate=13), WhisperFrames()])
-def test_a_difference_within_the_tolerance_is_corrected_and_counted(rule):  # U49
+def test_u49_a_difference_within_the_tolerance_is_corrected_and_counted(rule):
     source = sounds(rule, 184_320, on_mismatch="error")
     got = read(source, 0)
     assert dict(got.counts) == {"corrected": 1}
@@ -376,7 +376,7 @@ def test_a_difference_within_the_tolerance_is_corrected_and_counted(rule):  # U4
 
 @pytest.mark.parametrize("rule", [TokensPerSecond(rate=13), WhisperFrames()])
 @pytest.mark.parametrize("held", [100_000, 300_000])
-def test_a_larger_difference_follows_the_policy(rule, held):  # U49
+def test_u49_a_larger_difference_follows_the_policy(rule, held):
     repaired = sounds(rule, held)
     got = read(repaired, 0)
     assert dict(got.counts) == {"repaired": 1}
@@ -386,7 +386,7 @@ def test_a_larger_difference_follows_the_policy(rule, held):  # U49
     assert list(read(sounds(rule, held, on_mismatch="drop"), 0).rejects) == [0]
 
 
-def test_clipped_sound_is_counted_in_one_message(caplog):  # U49
+def test_u49_clipped_sound_is_counted_in_one_message(caplog):
     rows = [{"input_ids": [AUDIO], "audio": sound(tone(31.0))}] * 3
     kind = MediaKind(column="audio", token=AUDIO, rule=TokensPerSecond(rate=13, max_s=30))
     source = MultimodalSource(MediaRows(rows), MediaRules(audio=kind))
@@ -399,7 +399,7 @@ def test_clipped_sound_is_counted_in_one_message(caplog):  # U49
 
 
 @pytest.mark.parametrize("rule", [TokensPerSecond(rate=13), WhisperFrames()])
-def test_a_clip_without_sound_or_of_one_sample_is_rejected_or_one_token(rule):  # U49
+def test_u49_a_clip_without_sound_or_of_one_sample_is_rejected_or_one_token(rule):
     rows = [
         {"input_ids": [AUDIO], "audio": sound(tone(0.0))},
         {"input_ids": [AUDIO], "audio": sound(tone(1 / 8000))},
