@@ -1,121 +1,82 @@
-"""The balanced mode over a stream: a bounded window of samples, divided into steps of equal time.
+"""The balanced mode over a stream: each rank has one of its own, and steps that all ranks take together.
 
-Every rank has a stream of its own. A window holds the samples of a few steps; they are divided so that its
-steps take equally long, which brings the ranks' steps together without moving a sample. What a step needs
-to know of the other ranks (labels, slots, who has samples left) is one message of 32 bytes from each.
+Samples stay on their rank, whose window is divided into steps of equal time (`stream_window`), or they are
+exchanged: all streams are planned as one (`stream_union`). Streams are read, and messages sent, in the
+training thread when a step is needed: a thread that went ahead would, where a loop is left half-way, leave
+the ranks in different messages. Worker processes read ahead instead.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from balancer import StepPlan, Topology, plan_step
-from balancer.runtime import process_rank
-from balancer.runtime.agreement import all_gather_ints
+from balancer import StepPlan, Topology
+from balancer.runtime import ContextGroups, HostGroup
 from loaders.batch import Batch
 from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
 from loaders.reader import Reader
-from loaders.shares import Share, shares_of_rank
-from loaders.sources.streams import keeps_exact_state
-from loaders.stream_intake import Intake
-from packing.table import SampleTable
+from loaders.stream_cursor import Place, StreamCursor
+from loaders.stream_intake import Held, Intake
+from loaders.stream_union import StepSize, UnionSteps
+from loaders.stream_window import Dividing, StreamStep, WindowSteps
 
-VERSION = 1
 WINDOW = 4
 """Steps of a window by default."""
-NANOSECONDS = 1e9
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamCursor:
-    """Where the next step comes from: the beginning of a window, and how many of its steps are done."""
+class Stepping(Protocol):
+    """How streams become steps."""
 
-    epoch: int = 0
-    step: int = 0
-    """Finished steps, over all epochs."""
-    drawn: int = 0
-    """Samples that were drawn from the stream before the window."""
-    within: int = 0
-    """Finished steps of the window."""
-    ended: bool = False
-    """Whether the stream was found at its end: its own state may then be that of its beginning."""
-    stream: Any = None
-    """The stream's own state at the beginning of the window; ``None`` where it has none."""
+    def steps(self, cursor: StreamCursor, host: HostGroup) -> Iterator[StreamStep]:
+        """Steps from ``cursor`` to the end of the epoch, equally many on all ranks."""
+        ...
 
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Dividing:
-    """How a window becomes steps."""
-
-    batch_size: int
-    """Samples of a step on this rank, on average over the window."""
-    window: int
-    """Steps of a window."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of ``plan_step``."""
-
-    def steps(self, table: SampleTable, *, drop_last: bool) -> list[NDArray[np.int64]]:
-        """Indices of each step's samples, in stream order: steps of nearly equal predicted time.
-
-        As many steps as without a window, none of them empty. With ``drop_last`` the samples behind the last
-        full step are left out.
-        """
-        size = self.batch_size
-        count = len(table) // size if drop_last else -(-len(table) // size)
-        whole = table.take(np.arange(min(count * size, len(table))))
-        if count <= 1:
-            return [np.arange(len(whole))] * count
-        plan = plan_step(whole, topology=Topology(ranks=count), **{**self.options, "sync": "step"})
-        batches = plan.micro_batches
-        steps = [
-            np.sort(
-                np.concatenate([np.zeros(0, np.int64), *(batches.samples(int(m)) for m in plan.for_rank(k))])
-            )
-            for k in range(count)
-        ]
-        if all(step.size for step in steps):
-            return steps
-        return [np.arange(start, min(start + size, len(whole))) for start in range(0, len(whole), size)]
-
-    def plan(self, table: SampleTable) -> StepPlan:
-        """Micro-batches of one step on this rank."""
-        return plan_step(table, topology=Topology(ranks=1), **self.options)
+    def counters(self) -> dict[str, int]:
+        """What became of the samples so far."""
+        ...
 
 
 class Streaming:
-    """State of a loader over a stream: the cursor, the counters, and the stream."""
+    """State of a loader over a stream: the cursor, the counters, and what makes steps.
+
+    Args:
+        place: the stream.
+        stepping: makes its steps.
+        reader: makes batches of them.
+        metrics: counters of given-out steps.
+        host: makes the ranks' `HostGroup` when the first iteration starts, on all ranks alike.
+        groups: the same for the process groups of context parallelism; may give ``None``.
+        pin: whether batches are to lie in page-locked memory.
+        count: steps of an epoch, for streams that know their length.
+    """
 
     def __init__(
         self,
-        dataset: Any,
+        place: Place,
         *,
-        samples: Callable[[], Iterable[Any]],
-        in_process: bool,
-        dividing: Dividing,
-        intake: Intake,
+        stepping: Stepping,
         reader: Reader,
         metrics: Metrics,
-        rank: int,
-        ranks: int,
-        drop_last: bool,
+        host: Callable[[], HostGroup],
+        groups: Callable[[], ContextGroups | None],
+        pin: bool,
+        count: Callable[[], int],
     ) -> None:
-        self.dataset = dataset
-        self.samples = samples
-        self.has_state = in_process and keeps_exact_state(dataset)
-        self.dividing = dividing
-        self.intake = intake
+        self.place = place
+        self.stepping = stepping
         self.reader = reader
         self.metrics = metrics
-        self.rank, self.ranks = rank, ranks
-        self.drop_last = drop_last
-        self.sync = str(dividing.options["sync"])
+        self.count = count
+        self.pin = pin
+        self._make_host, self._make_groups = host, groups
+        self._host: HostGroup | None = None
+        self._groups: ContextGroups | None = None
         self.cursor = StreamCursor()
         self.resumes = True
         """Whether the next iteration goes on at the cursor instead of starting an epoch."""
@@ -123,19 +84,18 @@ class Streaming:
         """Mark of the iteration that moves the cursor."""
         self.last_plan: StepPlan | None = None
 
-    # ------------------------------------------------------------------------------------ iteration
-
     def start(self) -> Iterator[Batch]:
-        """Iterate from a loaded state, or else over a new epoch."""
+        """Iterate from a loaded state, or else over a new epoch. Collective the first time."""
+        if self._host is None:
+            self._host, self._groups = self._make_host(), self._make_groups()
         if not self.resumes:
             self.cursor = StreamCursor(epoch=self.cursor.epoch + 1, step=self.cursor.step)
         self.resumes = False
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(self.cursor.epoch)
-        if self.has_state and self.cursor.stream is None:
-            self.cursor = replace(self.cursor, stream=self.dataset.state_dict())
+        self.place.begin(self.cursor.epoch)
+        if self.cursor.stream is None and not self.cursor.drawn:
+            self.cursor = replace(self.cursor, stream=self.place.state())
         self.latest = mark = object()
-        return self._run(self.cursor, mark)
+        return self._run(self.cursor, mark, self._host)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration run over ``epoch``; a state loaded in the middle of it is kept."""
@@ -146,123 +106,53 @@ class Streaming:
         """Let the next iteration go on at ``cursor``."""
         self.cursor, self.resumes, self.latest = cursor, True, None
 
-    def _run(self, cursor: StreamCursor, mark: object) -> Iterator[Batch]:
+    def _run(self, cursor: StreamCursor, mark: object, host: HostGroup) -> Iterator[Batch]:
         """Batches of this rank until all streams are at their end; then the next epoch is due."""
-        own = self._own_steps(cursor)
-        step = cursor.step
+        steps = self.stepping.steps(cursor, host)
+        number = cursor.step
         while True:
             began = time.perf_counter()
-            table, behind = next(own, (None, None))
-            shares = self._shares(table, step)
-            if shares is None:
+            step = next(steps, None)
+            if step is None:
                 break
-            step += 1
-            if behind is not None:
-                cursor = behind
-            for share in shares:
-                batch = self.reader[share].to_batch()
+            batches = self._batches(step, number, host)
+            self.last_plan = step.plan
+            for batch in batches:
                 self.metrics.wait_s += time.perf_counter() - began
                 self.metrics.batches += 1
                 self.metrics.dummies += batch.place.is_dummy
-                if share.last_in_step:
-                    self._count(table)
+                if batch.place.last_in_step:
+                    self.metrics.add_step(step.plan, step.table, step.plan_s)
+                    self.metrics.imbalance += step.imbalance - step.plan.imbalance
+                    number = step.behind.step
                     if self.latest is mark:
-                        self.cursor = replace(cursor, step=step)
+                        self.cursor = step.behind
                 yield batch
                 began = time.perf_counter()
         if self.latest is mark:
             self.latest = None
-            self.cursor = StreamCursor(epoch=self.cursor.epoch + 1, step=step)
+            self.cursor = StreamCursor(epoch=self.cursor.epoch + 1, step=number)
             self.resumes = True
 
-    def _count(self, table: SampleTable | None) -> None:
-        """Count a finished step of this rank; its imbalance is that of all ranks' own plans."""
-        assert self.last_plan is not None
-        self.metrics.add_step(self.last_plan, _nothing() if table is None else table, self._plan_s)
-        self.metrics.imbalance += self._imbalance - self.last_plan.imbalance
-
-    def _own_steps(self, cursor: StreamCursor) -> Iterator[tuple[SampleTable, StreamCursor]]:
-        """Steps of this rank, with the cursor behind each."""
-        stream = self._opened(cursor)
-        if cursor.ended:
-            return
-        wanted = self.dividing.batch_size * self.dividing.window
-        skip = cursor.within
-        while True:
-            table = self.intake.take(stream, wanted)
-            after = replace(self._mark(cursor), ended=len(table) < wanted)
-            steps = self.dividing.steps(table, drop_last=self.drop_last)
-            for number, index in enumerate(steps):
-                if number < skip:
-                    continue
-                last = number == len(steps) - 1
-                yield table.take(index), after if last else replace(cursor, within=number + 1)
-            if len(table) < wanted:
-                return
-            cursor, skip = after, 0
-
-    def _opened(self, cursor: StreamCursor) -> Iterator[Any]:
-        """The stream at the beginning of the cursor's window."""
-        if self.has_state and cursor.stream is not None:
-            self.dataset.load_state_dict(cursor.stream)
-            self.intake.drawn = cursor.drawn
-            return iter(self.samples())
-        stream = iter(() if cursor.ended else self.samples())
-        for _ in range(cursor.drawn):
-            next(stream, None)
-        self.intake.drawn = cursor.drawn
-        return stream
-
-    def _mark(self, cursor: StreamCursor) -> StreamCursor:
-        state = self.dataset.state_dict() if self.has_state else None
-        return replace(cursor, drawn=self.intake.drawn, within=0, stream=state)
-
-    def count(self) -> int:
-        """Steps of an epoch, where the stream knows its length."""
-        size, step = len(self.dataset), self.dividing.batch_size
-        return size // step if self.drop_last else -(-size // step)
+    def _batches(self, step: StreamStep, number: int, host: HostGroup) -> list[Batch]:
+        """The whole step at once, so that a ``collate_fn`` that fails is known to all before they run it."""
+        batches, error = [], None
+        try:
+            for share in step.shares:
+                batch = self.reader[share].to_batch()
+                batches.append(batch.pin_memory() if self.pin else batch)
+        except Exception as failed:
+            error = failed
+        host.raise_together(error, f"step {number}, making batches")
+        if self._groups is not None:
+            for batch in batches:
+                if batch.place.cp_degree > 1:
+                    self._groups.attach(batch)  # type: ignore[arg-type]  # a Batch has the names it is asked for
+        return batches
 
     def report(self, names: Sequence[str]) -> dict[str, Any]:
-        """`Metrics.report` of this rank's own steps, with what became of its samples."""
-        report = self.metrics.report(names, {})
-        for name in ("kept", "dropped", "truncated", "empty"):
-            report[name] = self.intake.counts[name]
-        report["cut_tokens"] = self.intake.cut_tokens
-        quarantine = self.intake.quarantine
-        report["skipped"] = 0 if quarantine is None else len(quarantine.rejected)
-        return report
-
-    # ----------------------------------------------------------------------------------------- steps
-
-    def _shares(self, table: SampleTable | None, step: int) -> Sequence[Share] | None:
-        """Work of this rank in a step; ``None`` where no rank has any. Collective over all ranks."""
-        started = time.perf_counter()
-        samples = _nothing() if table is None else table
-        plan = self.dividing.plan(samples)
-        self._plan_s = time.perf_counter() - started
-        shares = shares_of_rank(plan, samples, rank=0, step=step)
-        told = (table is not None, int(samples.num_loss_tokens.sum()), len(shares), plan.time_s * NANOSECONDS)
-        of_ranks = np.array(_told_to_all([int(value) for value in told], self.ranks), np.int64)  # [R, 4]
-        alive = of_ranks[:, 0] > 0
-        if not alive.any() or (self.drop_last and not alive.all()):
-            return None
-        self.last_plan = plan
-        times = of_ranks[:, 3]
-        self._imbalance = float(times.max() / times.mean()) if times.any() else 1.0
-        slots = int(of_ranks[:, 2].max()) if self.sync == "micro_batch" else len(shares)
-        idle = shares_of_rank(self.dividing.plan(_nothing()), _nothing(), rank=0, step=step)
-        shares += idle * (slots - len(shares))
-        return [
-            replace(
-                share,
-                slot=slot,
-                last_in_step=slot == slots - 1,
-                first_rank=self.rank,
-                num_ranks=self.ranks,
-                step_loss_tokens=int(of_ranks[:, 1].sum()),
-            )
-            for slot, share in enumerate(shares)
-        ]
+        """`Metrics.report`, with what became of the samples: of all ranks with exchange, else of this one."""
+        return self.metrics.report(names, {}) | self.stepping.counters()
 
 
 def open_stream(
@@ -270,90 +160,82 @@ def open_stream(
     *,
     samples: Callable[[], Iterable[Any]],
     in_process: bool,
-    dividing: Dividing,
+    exchange: bool,
+    size: StepSize,
+    window: int,
+    planner: Callable[..., StepPlan],
+    options: Mapping[str, Any],
+    capacity: int,
     oversize: str,
+    length: Any,
+    phases: Sequence[str],
     quarantine: Quarantine | None,
     collate_fn: Any,
     pad_to: Sequence[int],
+    topology: Topology,
     rank: int,
-    ranks: int,
     drop_last: bool,
+    pin: bool,
+    setup: str,
+    host: Callable[[], HostGroup],
+    groups: Callable[[], ContextGroups | None],
 ) -> Streaming:
-    """A stream as a balanced loader reads it; arguments as `Streaming` and the loader have them."""
-    capacity = int(dividing.options["max_tokens"])
+    """A stream as a balanced loader reads it; arguments as the loader and `UnionSteps` have them."""
     name = type(dataset).__name__
-    intake = Intake(name, capacity=capacity, oversize=oversize, quarantine=quarantine)
-    return Streaming(
-        dataset,
-        samples=samples,
-        in_process=in_process,
-        dividing=dividing,
-        intake=intake,
-        reader=Reader([intake.source], capacity=capacity, collate_fn=collate_fn, pad_to=pad_to),
-        metrics=Metrics.of(capacity, 1),
-        rank=rank,
-        ranks=ranks,
-        drop_last=drop_last,
+    place = Place(dataset, samples, in_process=in_process)
+    intake = Intake(
+        name, capacity=capacity, oversize=oversize, quarantine=quarantine, length=length, phases=phases
     )
+    sources = [intake.source]
+    stepping: Stepping
+    if exchange:
+        sources = [Held(f"{name} of rank {other}") for other in range(topology.ranks)]
+        sources[rank] = intake.source
+        stepping = UnionSteps(
+            place,
+            intake,
+            sources,
+            size=size,
+            planner=planner,
+            options=options,
+            topology=topology,
+            drop_last=drop_last,
+            setup=setup,
+        )
+    else:
+        assert size.samples is not None
+        dividing = Dividing(
+            batch_size=size.samples // topology.ranks, window=window, planner=planner, options=options
+        )
+        stepping = WindowSteps(place, intake, dividing=dividing, drop_last=drop_last)
+    return Streaming(
+        place,
+        stepping=stepping,
+        reader=Reader(sources, capacity=capacity, collate_fn=collate_fn, pad_to=pad_to),
+        metrics=Metrics.of(int(options["max_tokens"]), 1),
+        host=host,
+        groups=groups,
+        pin=pin and torch.cuda.is_available(),
+        count=lambda: _count(dataset, size, topology.ranks, drop_last),
+    )
+
+
+def _count(dataset: Any, size: StepSize, ranks: int, drop_last: bool) -> int:
+    """Steps of an epoch, if all ranks' streams are as long as this one's.
+
+    Raises:
+        TypeError: the stream has no length, or steps are counted in tokens.
+    """
+    if size.samples is None or not hasattr(dataset, "__len__"):
+        why = "steps end by their tokens" if hasattr(dataset, "__len__") else "the stream itself has none"
+        raise TypeError(
+            f"a loader over {type(dataset).__name__!r} has no len(): {why}. Count steps by batch.step, and "
+            "give schedules a number of steps or tokens."
+        )
+    samples = len(dataset) * ranks
+    return samples // size.samples if drop_last else -(-samples // size.samples)
 
 
 def as_it_is(sample: Any) -> Any:
     """No collation: samples come from the workers one by one."""
     return sample
-
-
-def _nothing() -> SampleTable:
-    return SampleTable.from_lengths(np.zeros(0, np.int64))
-
-
-def _told_to_all(values: Sequence[int], ranks: int) -> list[list[int]]:
-    """Every rank's values. Raises RuntimeError for ranks that are only played and cannot be asked."""
-    if ranks == 1:
-        return [list(values)]
-    process = process_rank()
-    if process is not None and process[1] == ranks:
-        return all_gather_ints(values)
-    raise RuntimeError(
-        f"a stream on {ranks} data ranks must agree on each step, but torch.distributed has no group of "
-        "exactly these ranks. Call init_process_group first, or use data whose rows are addressed by number, "
-        "from which every rank plans alone."
-    )
-
-
-def stream_state(streaming: Streaming, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain dict; of this rank's own stream, so every rank saves its own."""
-    cursor = streaming.cursor
-    return {
-        "version": VERSION,
-        "kind": "stream",
-        "epoch": cursor.epoch,
-        "step": cursor.step,
-        "drawn": cursor.drawn,
-        "within": cursor.within,
-        "ended": cursor.ended,
-        "stream": cursor.stream,
-        "identity": dict(identity),
-    }
-
-
-def cursor_of_stream(state: Mapping[str, Any], identity: Mapping[str, Any]) -> StreamCursor:
-    """The cursor of a saved state.
-
-    Raises:
-        ValueError: a state of another kind, version, rank or window; says what differs.
-    """
-    if state.get("kind") != "stream" or state.get("version") != VERSION:
-        raise ValueError(
-            f"this is not a state of a loader over a stream of version {VERSION}: kind is "
-            f"{state.get('kind')!r}, version {state.get('version')!r}."
-        )
-    saved = state["identity"]
-    differing = [name for name in identity if saved.get(name) != identity[name]]
-    if differing:
-        detail = "; ".join(f"{name} was {saved.get(name)!r}, is {identity[name]!r}" for name in differing)
-        raise ValueError(
-            f"the state belongs to another stream or other windows: {detail}. Every rank loads the state "
-            "that it saved, on as many ranks, with the same batch_size and window."
-        )
-    names = ("epoch", "step", "drawn", "within", "ended", "stream")
-    return StreamCursor(**{name: state[name] for name in names})

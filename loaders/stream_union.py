@@ -1,0 +1,405 @@
+"""Streams of several ranks as one: lengths are told to all once a step, and samples move by the plan.
+
+The streams' samples in turn are one order (`stream_order`); a step is a run of it. Every rank reads only what
+the step needs of its own stream, tells the lengths, makes the same plan, sends its samples to the ranks that
+compute them, and keeps nothing that is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from balancer import StepPlan, Topology
+from balancer.runtime import HostGroup
+from loaders.shares import shares_of_rank
+from loaders.skipping import joined
+from loaders.sources.base import Rows
+from loaders.steps import StepTokens, join
+from loaders.stream_cursor import Place, StreamCursor
+from loaders.stream_intake import Held, Intake
+from loaders.stream_order import ENDLESS, first_in_turn, in_turn
+from loaders.stream_window import StreamStep, nothing
+from packing.table import SampleTable
+
+COLUMNS = ("row", "start", "num_tokens", "num_loss_tokens")
+"""Columns of a sample table that are told, besides its phases."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSize:
+    """How many samples of the order a step has."""
+
+    samples: int | None
+    """Over all ranks."""
+    tokens: StepTokens | None
+    """Where ``samples`` is not given: it ends with the sample that reaches so many tokens."""
+
+    @classmethod
+    def of(cls, samples: int, global_batch_size: int | None, step_tokens: StepTokens | None) -> StepSize:
+        """As the loader's arguments say. samples: of ``batch_size`` over all ranks."""
+        if step_tokens is not None:
+            return cls(samples=None, tokens=step_tokens)
+        return cls(samples=samples if global_batch_size is None else global_batch_size, tokens=None)
+
+    def __str__(self) -> str:
+        if self.samples is not None:
+            return f"{self.samples} samples"
+        return "tokens by a function" if callable(self.tokens) else f"{self.tokens} tokens"
+
+    def tokens_of(self, step: int) -> int:
+        """Tokens that a step wants.
+
+        Raises:
+            ValueError: the user's function gives less than 1.
+        """
+        assert self.tokens is not None
+        wanted = self.tokens(step) if callable(self.tokens) else self.tokens
+        if int(wanted) < 1:
+            raise ValueError(
+                f"step_tokens must give at least 1 token a step, it gave {wanted!r} for step {step}."
+            )
+        return int(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the stream that can be come back to."""
+
+    drawn: int
+    stream: Any
+
+
+class Own:
+    """Samples of this rank's stream that are read and not yet done, and the marks behind which they lie."""
+
+    def __init__(self, place: Place, intake: Intake, cursor: StreamCursor) -> None:
+        self.place, self.intake = place, intake
+        self.ended = cursor.ended
+        self.taken = cursor.taken
+        self.numbers: list[int] = []
+        """Of the samples that are told and not done."""
+        self._marks = [Mark(cursor.drawn, cursor.stream)]
+        self._stream = place.open(cursor)
+        intake.source.held = {}
+        intake.drawn = cursor.drawn + cursor.skip
+
+    def draw(self, count: int) -> SampleTable:
+        """The next ``count`` samples of the stream, fewer where it ends."""
+        if self.ended or count == 0:
+            return nothing(self.intake.phases)
+        drawn = self.intake.draw(self._stream, count)
+        self.ended = len(drawn) < count
+        if not self.ended:  # at its end a stream's own state may be that of its beginning
+            self._marks.append(Mark(self.intake.drawn, self.place.state()))
+        self.numbers += drawn
+        return self.intake.table(drawn)
+
+    def finish(self, count: int) -> None:
+        """The first ``count`` told samples are done."""
+        self.taken += count
+        for number in self.numbers[:count]:
+            self.intake.source.held.pop(number, None)
+        del self.numbers[:count]
+
+    def cursor(self, cursor: StreamCursor, count: int) -> StreamCursor:
+        """``cursor`` moved behind the first ``count`` told samples."""
+        left = self.numbers[count:]
+        reached = left[0] if left else self.intake.drawn
+        behind = [mark for mark in self._marks if mark.drawn <= reached]
+        self._marks = [behind[-1], *(mark for mark in self._marks if mark.drawn > reached)]
+        mark = behind[-1]
+        return replace(
+            cursor,
+            drawn=mark.drawn,
+            stream=mark.stream,
+            skip=reached - mark.drawn,
+            taken=self.taken + count,
+            ended=self.ended and not left,
+        )
+
+
+class Told:
+    """What all ranks know: the samples that were told and are not yet done. Equal on all of them."""
+
+    def __init__(self, begun: NDArray[np.int64], ended: NDArray[np.int64], phases: tuple[str, ...]) -> None:
+        self.begun = begun
+        """[R] Samples of each stream that are done."""
+        self.ended = ended > 0
+        self.tables = [nothing(phases) for _ in begun]
+        """Told samples of each rank, a row for each or for each of its pieces."""
+        self.samples, self.tokens = 0, 0
+        """Told so far, for an estimate of their mean length."""
+
+    @property
+    def held(self) -> NDArray[np.int64]:
+        """[R] Samples that are told and not done."""
+        return np.array([np.count_nonzero(table.start == 0) for table in self.tables], np.int64)
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """[R] Where each stream ends, as far as that is known."""
+        return np.where(self.ended, self.begun + self.held, ENDLESS)
+
+    def add(self, rank: int, table: SampleTable) -> None:
+        """A rank told of more samples."""
+        self.tables[rank] = join([self.tables[rank], table])
+        self.samples += int(np.count_nonzero(table.start == 0))
+        self.tokens += int(table.num_tokens.sum())
+
+    def first(self, counts: NDArray[np.int64]) -> SampleTable:
+        """The first ``counts`` [R] samples of the ranks in turn; their source is the rank that read them."""
+        parts, numbers = [], []
+        for rank, table in enumerate(self.tables):
+            sample = np.cumsum(table.start == 0) - 1  # [rows]
+            rows = np.flatnonzero(sample < counts[rank])
+            part = table.take(rows)
+            parts.append(replace(part, source=np.full(rows.size, rank, np.int32)))
+            numbers.append(self.begun[rank] + sample[rows])
+        together = join(parts)
+        return together.take(in_turn(np.concatenate(numbers), together.source, together.start))
+
+    def finish(self, counts: NDArray[np.int64]) -> None:
+        """The first ``counts`` [R] samples of the ranks are done."""
+        for rank, table in enumerate(self.tables):
+            sample = np.cumsum(table.start == 0) - 1
+            self.tables[rank] = table.take(np.flatnonzero(sample >= counts[rank]))
+        self.begun = self.begun + counts
+
+
+class UnionSteps:
+    """Steps of all ranks' streams together.
+
+    Args:
+        place: this rank's stream.
+        intake: looks at its samples.
+        received: the sources that this rank's micro-batches read from, one for each rank's stream; that of
+            this rank is the intake's.
+        size: what a step has.
+        planner: `plan_step`, or one that weighs phases as well.
+        options: its keyword arguments.
+        topology: of the ranks.
+        drop_last: leave out the last, smaller step.
+        setup: what must be equal on all ranks, in words.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        intake: Intake,
+        received: Sequence[Held],
+        *,
+        size: StepSize,
+        planner: Callable[..., StepPlan],
+        options: Mapping[str, Any],
+        topology: Topology,
+        drop_last: bool,
+        setup: str,
+    ) -> None:
+        self.place, self.intake, self.received = place, intake, received
+        self.size, self.planner, self.options, self.topology = size, planner, options, topology
+        self.drop_last = drop_last
+        self.setup = setup
+        self.sent_bytes = 0
+        """Of samples that this rank sent to others."""
+        self._counters: NDArray[np.int64] | None = None
+
+    def steps(self, cursor: StreamCursor, host: HostGroup) -> Iterator[StreamStep]:
+        """Steps until all streams are at their end. Collective over the ranks of ``host``."""
+        error: Exception | None = None
+        try:
+            own = Own(self.place, self.intake, cursor)
+        except Exception as failed:
+            error = failed
+        host.raise_together(error, f"step {cursor.step}, opening a stream")
+        told = self._meet(cursor, host)
+        while (counts := self._counts(cursor.step, own, told, host)) is not None:
+            table = told.first(counts)
+            started = time.perf_counter()
+            plan = self.planner(table, topology=self.topology, **self.options)
+            plan_s = time.perf_counter() - started
+            self._move(plan, table, cursor.step, host)
+            mine = int(counts[host.rank])
+            cursor = replace(own.cursor(cursor, mine), step=cursor.step + 1)
+            yield StreamStep(
+                shares=shares_of_rank(plan, table, rank=host.rank, step=cursor.step - 1),
+                table=replace(table, source=np.zeros_like(table.source)),
+                plan=plan,
+                plan_s=plan_s,
+                imbalance=plan.imbalance,
+                behind=cursor,
+            )
+            own.finish(mine)
+            told.finish(counts)
+
+    def counters(self) -> dict[str, int]:
+        """What became of the samples of all ranks' streams, as far as they have told."""
+        own = self._own_counters()
+        values = list(own.values()) if self._counters is None else self._counters.tolist()
+        return dict(zip(own, values, strict=True))
+
+    def _own_counters(self) -> dict[str, int]:
+        return self.intake.counters() | {"exchanged_bytes": self.sent_bytes}
+
+    def _meet(self, cursor: StreamCursor, host: HostGroup) -> Told:
+        """Where each rank stands; they must be at one step and agree on what a step is."""
+        digest = hashlib.blake2b(self.setup.encode(), digest_size=8).digest()
+        told = host.gather_ints(  # [R, 5]
+            [
+                cursor.epoch,
+                cursor.step,
+                int.from_bytes(digest, "little", signed=True),
+                cursor.taken,
+                cursor.ended,
+            ]
+        )
+        for column, what in ((0, "epoch"), (1, "step")):
+            if (told[:, column] != told[0, column]).any():
+                where = ", ".join(f"rank {rank} at {at}" for rank, at in enumerate(told[:, column].tolist()))
+                raise RuntimeError(
+                    f"data ranks stand at different {what}s: {where}. Load the states that all ranks saved "
+                    "at one step, each its own, or start all of them anew."
+                )
+        different = np.flatnonzero(told[:, 2] != told[0, 2]).tolist()
+        if different:
+            raise RuntimeError(
+                f"data ranks {different} make other steps than rank 0. What decides them must be equal on "
+                f"all ranks; here it is {self.setup}."
+            )
+        return Told(told[:, 3], told[:, 4], self.intake.phases)
+
+    def _counts(self, step: int, own: Own, told: Told, host: HostGroup) -> NDArray[np.int64] | None:
+        """[R] Samples of the step on each rank, all of them read and told; ``None`` where none is left."""
+        tokens = None if self.size.samples is not None else self.size.tokens_of(step)
+        if self.size.samples is not None:
+            wanted = self.size.samples
+        elif told.samples:
+            wanted = max(int((tokens or 0) * told.samples / told.tokens), 1)
+        else:
+            wanted = host.size
+        while True:
+            counts = first_in_turn(told.begun, told.ends, wanted)
+            missing = np.maximum(counts - told.held, 0)
+            if missing.any():
+                self._tell(int(missing[host.rank]), step, own, told, host)
+                continue
+            size = int(counts.sum())
+            if tokens is not None and size:
+                table = told.first(counts)
+                first = np.flatnonzero(table.start == 0)
+                sums = np.cumsum(np.add.reduceat(table.num_tokens, first))  # [samples]
+                reached = int(np.searchsorted(sums, tokens))
+                if reached < size:
+                    return first_in_turn(told.begun, told.ends, reached + 1)
+                if size == wanted:  # streams may have more
+                    more = int((tokens - sums[-1]) * told.samples / told.tokens)
+                    wanted += min(max(more, 1), wanted)  # a few short samples tell little of the others
+                    continue
+            elif size == self.size.samples:
+                return counts
+            return None if size == 0 or self.drop_last else counts
+
+    def _tell(self, count: int, step: int, own: Own, told: Told, host: HostGroup) -> None:
+        """Every rank reads what is missing of its stream, and tells the lengths."""
+        error, table = None, nothing(self.intake.phases)
+        try:
+            table = own.draw(count)
+        except Exception as failed:  # the others are waiting to hear of it
+            error = failed
+        columns = [getattr(table, name) for name in COLUMNS]
+        columns += [table.phases[name] for name in self.intake.phases]
+        head = [error is not None, own.ended, *self._own_counters().values()]
+        message = np.concatenate([np.array(head, np.int64), *columns])
+        heard = [np.frombuffer(data, np.int64) for data in host.gather_bytes(message.tobytes())]
+        heads = np.stack([values[: len(head)] for values in heard])
+        if heads[:, 0].any():
+            host.tell_failure(error, f"step {step}, reading a stream")
+        told.ended = heads[:, 1] > 0
+        self._counters = heads[:, 2:].sum(0)
+        for rank, values in enumerate(heard):
+            told.add(rank, self._table(values[len(head) :].reshape(len(columns), -1)))
+
+    def _table(self, columns: NDArray[np.int64]) -> SampleTable:
+        """columns: [COLUMNS and phases, rows]"""
+        named = dict(zip(COLUMNS, columns, strict=False))
+        phases = dict(zip(self.intake.phases, columns[len(COLUMNS) :], strict=True))
+        return SampleTable(source=np.zeros(columns.shape[1], np.int32), phases=phases, **named)
+
+    def _move(self, plan: StepPlan, table: SampleTable, step: int, host: HostGroup) -> None:
+        """Send samples to the ranks whose micro-batches hold them, and take in those of other ranks."""
+        if host.size == 1:
+            return
+        mine = np.flatnonzero(table.source == host.rank)
+        parts, error = [b""] * host.size, None
+        try:
+            for rank in range(host.size):
+                if rank != host.rank:
+                    rows = table.row[np.intersect1d(mine, _rows_of(plan, rank))]
+                    parts[rank] = packed(self.intake.source, np.unique(rows).tolist())
+        except Exception as failed:  # an entry that cannot be pickled
+            error, parts = failed, [b""] * host.size
+        arrived, notes = host.send(parts, [error is not None, _signed(plan.digest())])
+        if notes[:, 0].any():
+            host.tell_failure(error, f"step {step}, sending samples")
+        different = np.flatnonzero(notes[:, 1] != notes[0, 1]).tolist()
+        if different:
+            raise RuntimeError(
+                f"step {step}: data ranks {different} built another plan than rank 0. Check that seed, cost, "
+                "topology and cp_degrees are equal on all ranks."
+            )
+        self.sent_bytes += sum(map(len, parts))
+        for rank, data in enumerate(arrived):
+            if rank != host.rank:
+                self.received[rank].held = unpacked(data)
+
+
+def _rows_of(plan: StepPlan, rank: int) -> NDArray[np.int64]:
+    """Rows of the step's table that a rank's micro-batches hold, whole or in part."""
+    mine = [plan.micro_batches.samples(int(m)) for m in plan.for_rank(rank)]
+    return np.concatenate([np.zeros(0, np.int64), *mine])
+
+
+def packed(source: Held, numbers: Sequence[int]) -> bytes:
+    """Samples for another rank, laid end to end; nothing where there are none."""
+    if not numbers:
+        return b""
+    rows = joined([source.held[number] for number in numbers])
+    labels = None if rows.labels is None else _narrow(rows.labels)
+    return pickle.dumps((numbers, rows.offsets, _narrow(rows.input_ids), labels, dict(rows.columns)), 5)
+
+
+def unpacked(data: bytes) -> dict[int, Rows]:
+    """What `packed` made, sample by sample."""
+    if not data:
+        return {}
+    numbers, offsets, ids, labels, columns = pickle.loads(data)
+    # one width for all samples: the kernels that lay out a batch are compiled for each
+    ids, labels = ids.astype(np.int64), None if labels is None else labels.astype(np.int64)
+    held = {}
+    for at, number in enumerate(numbers):
+        span = slice(int(offsets[at]), int(offsets[at + 1]))
+        held[number] = Rows(
+            input_ids=ids[span],
+            offsets=np.array([0, span.stop - span.start], np.int64),
+            labels=None if labels is None else labels[span],
+            columns={name: [values[at]] for name, values in columns.items()},
+        )
+    return held
+
+
+def _narrow(ids: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
+    """In 32 bits where they fit: half the bytes."""
+    bounds = np.iinfo(np.int32)
+    fits = bounds.min <= ids.min(initial=0) and ids.max(initial=0) <= bounds.max
+    return ids.astype(np.int32) if fits else ids
+
+
+def _signed(unsigned: int) -> int:
+    return unsigned - (1 << 64) if unsigned >> 63 else unsigned
