@@ -9,7 +9,6 @@ import itertools
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +22,14 @@ from loaders.labels import IGNORED
 from loaders.slate import note
 from loaders.sources import _kernels
 from loaders.sources.base import Blocks, Rows, Source
+from loaders.sources.broken import BrokenFile
 from loaders.sources.cache import BoundedCache
 from loaders.sources.encode import Encoder
 from loaders.sources.files import DataFile
-from loaders.sources.flat import MAX_TOKEN_ID, ColumnError, FlatChunk, RowErrors, as_numpy
+from loaders.sources.flat import MAX_TOKEN_ID, ColumnError, FlatChunk, RowErrors, Runs, as_numpy
+from loaders.sources.layout import FileChunks, Layout, join_files
 from loaders.sources.scan import Reject, Scan
-from loaders.sources.scanning import on_threads, remembered
+from loaders.sources.scanning import on_threads, remembered, remembered_layout
 
 TableRead = tuple[pa.Table, dict[int, str]]
 """A chunk's rows, and what is wrong with which of them."""
@@ -38,20 +39,6 @@ logger = logging.getLogger(__name__)
 
 DECODED = BoundedCache[FlatChunk](1 << 30, lambda chunk: chunk.size_bytes)
 """Chunks of all sources of this process, at most 1 GiB."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Layout:
-    """Where the chunks lie. Axis: C = chunks."""
-
-    first_row: NDArray[np.int64]
-    """[C + 1] Chunk c holds rows ``first_row[c] .. first_row[c + 1] - 1`` of the source."""
-    file: NDArray[np.int32]
-    """[C] Number of the chunk's file."""
-    part: NDArray[np.int64]
-    """[C] Number of the chunk within its file."""
-    size_bytes: NDArray[np.int64]
-    """[C] About what decoding it takes in memory."""
 
 
 class Piece(NamedTuple):
@@ -68,6 +55,8 @@ class Piece(NamedTuple):
 class ChunkedSource(Source):
     """Rows of one or more files, in chunks. Layout and lengths are found when first asked for."""
 
+    keeps_layout = True
+    """Whether the layout follows from the files alone, so that it can be kept in the cache folder."""
     mapped = False
     """Whether chunks are views of mapped files: nothing to keep, and nothing to copy."""
 
@@ -91,6 +80,8 @@ class ChunkedSource(Source):
         self.on_bad = on_bad
         self.cache_folder: Path | None = None
         """Where lengths are kept when finding them took long; None: nowhere."""
+        self.skip_files = False
+        """Whether damaged files are left out; else they raise."""
         self.shuffle_blocks: int | None = None
         """Chunks that are shuffled together; 0: all; ``None``: as many as can be held."""
         self._layout_found: Layout | None = None
@@ -100,12 +91,20 @@ class ChunkedSource(Source):
     # what a format fills in ------------------------------------------------------------------
 
     @abstractmethod
-    def find_layout(self) -> Layout:
-        """Where the chunks lie, without decoding them."""
+    def chunks_of(self, file: int) -> FileChunks:
+        """Where a file's rows lie, without decoding them. Raises BrokenFile when it is damaged."""
 
     @abstractmethod
     def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:
         """One chunk and its bad rows; ``columns=None`` reads what the encoder wants."""
+
+    def find_layout(self) -> Layout:
+        """The chunks of all files; damaged files are left out where the caller asked for that."""
+        numbers = range(len(self.files))
+        return join_files(on_threads(self._chunks_or_reason, numbers, f"index of {self.name}"))
+
+    def check(self) -> None:
+        """What can be told at once of files that are not whole; formats with a footer look at it."""
 
     def row_origin(self, file: int, row: int) -> str:
         """Where row ``row`` of a file comes from; formats with lines or members say it more closely."""
@@ -129,8 +128,24 @@ class ChunkedSource(Source):
     def layout(self) -> Layout:
         """Where the chunks lie; found once a process."""
         if self._layout_found is None:
-            self._layout_found = self.find_layout()
+            folder = self.cache_folder if self.keeps_layout else None
+            found = remembered_layout(self.layout_identity(), self.files, self.find_layout, folder)
+            for number, reason in found.broken.items():
+                logger.warning("%s: file %d is left out: %s", self.name, number, reason)
+            self._layout_found = found
         return self._layout_found
+
+    def layout_identity(self) -> str:
+        """What the layout depends on beside the files."""
+        return f"{type(self).__name__}:{self.skip_files}"
+
+    def _chunks_or_reason(self, file: int) -> FileChunks | str:
+        try:
+            return self.chunks_of(file)
+        except BrokenFile as error:
+            if not self.skip_files:
+                raise
+            return str(error)
 
     def __len__(self) -> int:
         return int(self.layout.first_row[-1])
@@ -150,8 +165,10 @@ class ChunkedSource(Source):
         return self.length_column is None
 
     def rejects(self) -> tuple[Reject, ...]:
-        """Rows left out under ``on_bad="skip"``; they have length 0."""
-        return self.scan().rejects
+        """Rows left out under ``on_bad="skip"``; they have length 0. Files left out come first, one each."""
+        broken = self.layout.broken.items()
+        files = tuple(Reject(self.place(number), reason, -1 - number) for number, reason in broken)
+        return files + self.scan().rejects
 
     def null_rows(self) -> int:
         """Rows that are null; they count as empty ones."""
@@ -264,7 +281,12 @@ class ChunkedSource(Source):
         """One chunk, decoded now. Raises ValueError with the file and row, unless bad rows are skipped."""
         file, part = int(self.layout.file[chunk_id]), int(self.layout.part[chunk_id])
         try:
-            table, bad = self.read_table(file, part, None)
+            try:
+                table, bad = self.read_table(file, part, None)
+            except BrokenFile as error:
+                if not self.skip_files:
+                    raise
+                return self._unusable(chunk_id, str(error))
             return decode_table(
                 table,
                 bad,
@@ -277,6 +299,13 @@ class ChunkedSource(Source):
             )
         except ColumnError as error:
             raise ValueError(f"{self.place(file)}: {error}") from None
+
+    def _unusable(self, chunk_id: int, reason: str) -> FlatChunk:
+        """A chunk that is damaged though its file's index is whole: all its rows are rejected."""
+        count = int(self.layout.first_row[chunk_id + 1] - self.layout.first_row[chunk_id])
+        zeros = np.zeros(count, np.int64)
+        runs = Runs(values=np.zeros(0, np.int32), starts=zeros, lengths=zeros, num_null=count)
+        return FlatChunk(tokens=runs, rejects=dict.fromkeys(range(count), reason))
 
     def checked(self, chunk: FlatChunk, chunk_id: int) -> FlatChunk:
         """A chunk that no table was made for, its ids looked at."""
@@ -312,8 +341,7 @@ class ChunkedSource(Source):
         """Where a row of a chunk comes from."""
         layout = self.layout
         file = int(layout.file[chunk_id])
-        first_of_file = int(layout.first_row[int(np.searchsorted(layout.file, file))])
-        return self.row_origin(file, int(layout.first_row[chunk_id]) + row - first_of_file)
+        return self.row_origin(file, int(layout.first_row[chunk_id]) + row - layout.first_of_file(file))
 
     def _scan_tokens(self) -> Scan:
         lengths = np.zeros(len(self), np.int64)
@@ -331,7 +359,9 @@ class ChunkedSource(Source):
                 loss_tokens[rows] = chunk.num_loss_tokens()
             num_null += chunk.tokens.num_null - len(chunk.rejects)
             bad_rows = sorted(chunk.rejects.items())
-            rejects.extend(Reject(self.chunk_origin(chunk_id, row), reason) for row, reason in bad_rows)
+            rejects.extend(
+                Reject(self.chunk_origin(chunk_id, row), reason, rows.start + row) for row, reason in bad_rows
+            )
         return Scan(lengths=lengths, loss_tokens=loss_tokens, num_null=num_null, rejects=tuple(rejects))
 
     def _without_carried(self) -> ChunkedSource:

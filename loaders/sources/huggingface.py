@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from loaders.sources.chunked import ChunkedSource, Layout, TableRead, without_rows
+from loaders.sources.chunked import ChunkedSource, TableRead, without_rows
 from loaders.sources.encode import Encoder
 from loaders.sources.flat import MAX_TOKEN_ID, FlatChunk, RowErrors, as_numpy, check_columns
+from loaders.sources.layout import FileChunks, Layout, join_files
 
 
 class HuggingFaceSource(ChunkedSource):
@@ -37,12 +38,11 @@ class HuggingFaceSource(ChunkedSource):
 
     def find_layout(self) -> Layout:
         """The whole data set is one chunk: nothing is copied, so nothing need be cut."""
-        return Layout(
-            first_row=np.array([0, len(self.dataset)], np.int64),
-            file=np.zeros(1, np.int32),
-            part=np.zeros(1, np.int64),
-            size_bytes=np.array([self.dataset.data.nbytes], np.int64),
-        )
+        return join_files([self.chunks_of(0)])
+
+    def chunks_of(self, file: int) -> FileChunks:
+        """All rows."""
+        return FileChunks(rows=[len(self.dataset)], size_bytes=[self.dataset.data.nbytes])
 
     def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:
         """The columns of the table below, over its mapped files."""

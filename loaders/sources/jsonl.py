@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from loaders.sources.chunked import ChunkedSource, Layout, TableRead
+from loaders.sources.broken import BrokenFile
+from loaders.sources.chunked import ChunkedSource, TableRead
+from loaders.sources.copies import unpacked_copy
 from loaders.sources.encode import LABEL_COLUMNS
 from loaders.sources.files import DataFile
 from loaders.sources.flat import ColumnError, check_columns
-from loaders.sources.mapping import map_file
+from loaders.sources.layout import FileChunks
 
 BLOCK_BYTES = 8 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -39,31 +39,36 @@ class JsonLinesSource(ChunkedSource):
     """Rows of .jsonl files: every line that is not blank is one object, one row."""
 
     block_bytes = BLOCK_BYTES
-    _copies: dict[int, pa.Buffer]
 
     @property
     def reads_whole_files(self) -> bool:
         """Compressed ones are unpacked."""
         return any(file.is_compressed for file in self.files)
 
-    def find_layout(self) -> Layout:
+    def chunks_of(self, file: int) -> FileChunks:
         """Blocks of whole lines and their rows, from a pass over the bytes that parses nothing."""
-        rows, file_ids = [], []
-        self._blocks: list[list[Block]] = []
-        self._copies = {}
-        for file_id, file in enumerate(self.files):
-            blocks = []
-            for block, content in split_lines(file, self.block_bytes):
-                blocks.append(block)
-                rows.append(count_rows(content))
-                file_ids.append(file_id)
-            self._blocks.append(blocks)
-        return Layout(
-            first_row=np.concatenate(([0], np.cumsum(rows, dtype=np.int64))).astype(np.int64),
-            file=np.array(file_ids, np.int32),
-            part=np.array([part for blocks in self._blocks for part in range(len(blocks))], np.int64),
-            size_bytes=np.array([block.size_bytes for blocks in self._blocks for block in blocks], np.int64),
+        rows, blocks = [], []
+        for block, content in split_lines(self.files[file], self.block_bytes):
+            blocks.append(block)
+            rows.append(count_rows(content))
+        return FileChunks(
+            rows=rows,
+            size_bytes=[block.size_bytes for block in blocks],
+            places={
+                "offset": [block.offset for block in blocks],
+                "first_line": [block.first_line for block in blocks],
+            },
         )
+
+    def layout_identity(self) -> str:
+        """Also the size of blocks."""
+        return f"{super().layout_identity()}:{self.block_bytes}"
+
+    def _block(self, file: int, part: int) -> Block:
+        layout = self.layout
+        chunk = layout.chunk_id(file, part)
+        offset, line = (int(layout.places[name][chunk]) for name in ("offset", "first_line"))
+        return Block(offset, int(layout.size_bytes[chunk]), line)
 
     def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:
         """One block's rows; a line that is no JSON object becomes a null row and is told."""
@@ -79,38 +84,26 @@ class JsonLinesSource(ChunkedSource):
 
     def row_origin(self, file: int, row: int) -> str:
         """File, physical line (from 1, blank lines counted) and byte."""
-        first_of_file = int(np.searchsorted(self.layout.file, file))
-        starts = self.layout.first_row[first_of_file:] - self.layout.first_row[first_of_file]
-        part = int(np.searchsorted(starts, row, side="right")) - 1
-        block = self._blocks[file][part]
-        line, offset = find_line(self._content(file, part), row - int(starts[part]))
+        layout = self.layout
+        chunk = int(np.searchsorted(layout.first_row, layout.first_of_file(file) + row, side="right")) - 1
+        part, before = int(layout.part[chunk]), int(layout.first_row[chunk]) - layout.first_of_file(file)
+        block = self._block(file, part)
+        line, offset = find_line(self._content(file, part), row - before)
         return f"{self.files[file].path}, line {block.first_line + line} (byte {block.offset + offset})"
 
     def _content(self, file: int, part: int) -> bytes:
-        layout_is_there = self.layout
-        assert layout_is_there is not None
-        block = self._blocks[file][part]
-        if self.files[file].is_compressed:
-            return self._unpacked(file, part)
-        with self.files[file].open() as opened:
+        """A block's lines; of a compressed file from an unpacked copy, since it has no random access."""
+        one, block = self.files[file], self._block(file, part)
+        if one.is_compressed:
+            content: bytes = unpacked_copy(one).slice(block.offset, block.size_bytes).to_pybytes()
+            return content
+        with one.open() as opened:
             opened.seek(block.offset)
             return opened.read(block.size_bytes)
 
-    def _unpacked(self, file: int, part: int) -> bytes:
-        """A block of a compressed file, from an unpacked copy: compressed bytes have no random access."""
-        if file not in self._copies:
-            self._copies[file] = unpacked_copy(self.files[file])
-        block = self._blocks[file][part]
-        content: bytes = self._copies[file].slice(block.offset, block.size_bytes).to_pybytes()
-        return content
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without unpacked copies, which every process makes for itself."""
-        return {**super().__getstate__(), "_copies": {}}
-
     def _names(self, file: int) -> list[str]:
         """Keys of the file's first objects, in the order met."""
-        return key_names(self._content(file, 0)) if self._blocks[file] else []
+        return key_names(self._content(file, 0)) if self.layout.has_chunks(file) else []
 
 
 def count_rows(content: bytes) -> int:
@@ -121,15 +114,6 @@ def count_rows(content: bytes) -> int:
     return sum(1 for line in content.split(b"\n") if line.strip())
 
 
-def unpacked_copy(file: DataFile) -> pa.Buffer:
-    """The content of a compressed file, mapped from a temporary file that goes when nobody needs it."""
-    with tempfile.NamedTemporaryFile(prefix="evenload-") as copy:
-        with file.open_unpacked() as opened:
-            shutil.copyfileobj(opened, copy, 1 << 20)
-        copy.flush()
-        return map_file(copy.name)
-
-
 def split_lines(file: DataFile, block_bytes: int) -> Iterator[tuple[Block, bytes]]:
     """Blocks of about ``block_bytes``, cut behind line ends; a longer line makes a longer block."""
     offset, line, rest = 0, 1, b""
@@ -138,7 +122,9 @@ def split_lines(file: DataFile, block_bytes: int) -> Iterator[tuple[Block, bytes
             try:
                 piece = opened.read(block_bytes)
             except Exception as error:  # each library that unpacks has errors of its own
-                raise ValueError(
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                raise BrokenFile(
                     f"{file.path}: cannot be unpacked behind byte {offset + len(rest)} of its content "
                     f"({error}). A copy that was cut short looks like this. Write it again, or leave it out."
                 ) from None

@@ -19,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from loaders.sources.chunked import ChunkedSource, Layout, TableRead
+from loaders.sources.broken import told
+from loaders.sources.chunked import ChunkedSource, TableRead
 from loaders.sources.files import DataFile
 from loaders.sources.flat import ColumnError, as_arrow, check_columns
 from loaders.sources.jsonl import table_of_rows
+from loaders.sources.layout import FileChunks
 from loaders.sources.mapping import map_file
 from loaders.sources.mosaic_encodings import Decode, decoder
-from loaders.sources.parquet import told
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,16 +47,10 @@ class MosaicSource(ChunkedSource):
     Tokens stored as ``bytes`` need a type: ``column="tokens:int64"``.
     """
 
-    def find_layout(self) -> Layout:
+    def chunks_of(self, file: int) -> FileChunks:
         """One chunk a shard; its first four bytes tell the rows."""
-        rows = [told(file, "head", partial(_num_samples, file)) for file in self.files]
-        count = len(self.files)
-        return Layout(
-            first_row=np.concatenate(([0], np.cumsum(rows, dtype=np.int64))).astype(np.int64),
-            file=np.arange(count, dtype=np.int32),
-            part=np.zeros(count, np.int64),
-            size_bytes=np.array([file.size_bytes for file in self.files], np.int64),
-        )
+        one = self.files[file]
+        return FileChunks(rows=[told(one, "head", partial(_num_samples, one))], size_bytes=[one.size_bytes])
 
     def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:
         """One shard's rows; a value that cannot be decoded makes a null row and is told."""

@@ -73,12 +73,18 @@ def open_source(
         if manifest is not None:
             return open_packed(os.fspath(spec), manifest, name or _name_of(spec), on_bad=on_bad)
         files = find_files(spec)
-        source = open_files(files, encoder, name or _name_of(spec), length, limit, on_bad)
-        assert isinstance(source, ChunkedSource)
-        source.shuffle_blocks = shuffle_blocks
-        if cache is not False:
-            source.cache_folder = cache_folder() if cache is True else Path(cache)
-        return source
+        folder = None if cache is False else cache_folder() if cache is True else Path(cache)
+        return open_files(
+            files,
+            encoder,
+            name or _name_of(spec),
+            length,
+            limit,
+            on_bad,
+            skip_files=on_bad == "skip",
+            cache=folder,
+            shuffle_blocks=shuffle_blocks,
+        )
     if shuffle_blocks is not None:
         raise ValueError(f"shuffle_blocks only has an effect on files, not on {type(spec).__name__}")
     if _is_plain_hugging_face(spec) and (length is None or isinstance(length, str)):
@@ -118,47 +124,55 @@ def open_files(
     length: str | None = None,
     max_token_id: int = MAX_TOKEN_ID,
     on_bad: str = "error",
-) -> Source:
-    """The source for files of one format, by their suffix."""
+    *,
+    skip_files: bool = False,
+    cache: Path | None = None,
+    shuffle_blocks: int | None = None,
+) -> ChunkedSource:
+    """The source for files of one format, by their suffix.
+
+    ``skip_files`` leaves damaged files out instead of raising; ``cache`` is the folder for what is found of
+    the files. The other arguments are those of `open_source`.
+    """
     suffixes = sorted({suffix_of(file.path) for file in files})
     if len(suffixes) > 1:
         raise ValueError(
             f"{name}: files of one source must be of one format, there are {', '.join(suffixes)}"
         )
-    suffix = suffixes[0]
-    options: dict[str, Any] = {
-        "encoder": encoder,
-        "name": name,
-        "length": length,
-        "max_token_id": max_token_id,
-        "on_bad": on_bad,
-    }
+    source = _kind(suffixes[0], name)(
+        files, encoder=encoder, name=name, length=length, max_token_id=max_token_id, on_bad=on_bad
+    )
+    source.skip_files, source.cache_folder, source.shuffle_blocks = skip_files, cache, shuffle_blocks
+    source.check()
+    return source
+
+
+def _kind(suffix: str, name: str) -> type[ChunkedSource]:
+    """What reads files of a suffix; each is imported when it is needed."""
     if suffix == ".parquet":
         from loaders.sources.parquet import ParquetSource
 
-        source = ParquetSource(files, **options)
-        source.check()
-        return source
+        return ParquetSource
     if suffix in (".jsonl", ".ndjson", ".json"):
         from loaders.sources.jsonl import JsonLinesSource
 
-        return JsonLinesSource(files, **options)
+        return JsonLinesSource
     if suffix in (".arrow", ".feather"):
         from loaders.sources.arrow import ArrowSource
 
-        return ArrowSource(files, **options)
+        return ArrowSource
     if suffix == ".tar":
         from loaders.sources.webdataset import WebDatasetSource
 
-        return WebDatasetSource(files, **options)
+        return WebDatasetSource
     if suffix in (".idx", ".bin"):
         from loaders.sources.megatron import MegatronSource
 
-        return MegatronSource(files, **options)
+        return MegatronSource
     if suffix == ".mds":
         from loaders.sources.mosaic import MosaicSource
 
-        return MosaicSource(files, **options)
+        return MosaicSource
     raise ValueError(
         f"{name}: unknown format {suffix or '(none)'!r}; "
         "known: .parquet, .arrow, .jsonl (.gz, .zst), .tar, .idx, .mds"

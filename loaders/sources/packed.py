@@ -6,6 +6,7 @@ samples they hold. ``pack_offsets()`` tells which of them shared a pack.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -21,9 +22,10 @@ from numpy.typing import NDArray
 
 from loaders.sources.arrow import ArrowSource, open_batches
 from loaders.sources.base import Rows, Source
-from loaders.sources.chunked import ChunkedSource, Layout
+from loaders.sources.chunked import ChunkedSource
 from loaders.sources.files import DataFile, find_files
 from loaders.sources.flat import FlatChunk, Runs, check_columns, list_runs
+from loaders.sources.layout import Layout
 from loaders.sources.megatron import MegatronSource
 from loaders.sources.parquet import ParquetSource
 
@@ -122,9 +124,12 @@ def flat_values(runs: Runs) -> NDArray[Any]:
 class _PackedLayout(ChunkedSource):
     """Rows are samples, so a chunk has more of them than its table."""
 
+    keeps_layout = False
+
     def find_layout(self) -> Layout:
         """The chunks of the format below, their samples counted."""
-        below = super().find_layout()  # type: ignore[safe-super]  # a format stands between, see the classes below
+        below = super().find_layout()
+        self._layout_found = below  # reading a table looks its chunk up
         per_pack = []
         for file, part in zip(below.file.tolist(), below.part.tolist(), strict=True):
             table, _ = self.read_table(file, part, ["seq_lengths"])
@@ -132,7 +137,7 @@ class _PackedLayout(ChunkedSource):
         counts = [int(counted.sum()) for counted in per_pack]
         self._samples_per_pack = np.concatenate(per_pack) if per_pack else np.zeros(0, np.int64)
         first_row = np.concatenate(([0], np.cumsum(counts, dtype=np.int64))).astype(np.int64)
-        return Layout(first_row=first_row, file=below.file, part=below.part, size_bytes=below.size_bytes)
+        return dataclasses.replace(below, first_row=first_row)
 
     def pack_offsets(self) -> NDArray[np.int64]:
         """[P + 1] Samples ``offsets[p] .. offsets[p + 1] - 1`` shared pack p."""

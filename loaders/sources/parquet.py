@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from loaders.sources.broken import told
 from loaders.sources.cache import BoundedCache
-from loaders.sources.chunked import ChunkedSource, Layout, TableRead
+from loaders.sources.chunked import ChunkedSource, TableRead
 from loaders.sources.files import DataFile
 from loaders.sources.flat import check_columns
+from loaders.sources.layout import FileChunks
 
 OPEN_FILES = BoundedCache[pq.ParquetFile](32)
 """Open files of this process, over all sources; a reader is not thread-safe, so each thread has its own."""
-
-Result = TypeVar("Result")
 
 
 class ParquetSource(ChunkedSource):
     """Rows of parquet files, in file order."""
 
-    def find_layout(self) -> Layout:
-        """Row groups, from the footers alone."""
-        rows, file_ids, parts, sizes = [], [], [], []
-        for file_id, file in enumerate(self.files):
-            metadata = open_parquet(file).metadata
-            for part in range(metadata.num_row_groups):
-                rows.append(metadata.row_group(part).num_rows)
-                file_ids.append(file_id)
-                parts.append(part)
-                sizes.append(metadata.row_group(part).total_byte_size)
-        return Layout(
-            first_row=np.concatenate(([0], np.cumsum(rows, dtype=np.int64))).astype(np.int64),
-            file=np.array(file_ids, np.int32),
-            part=np.array(parts, np.int64),
-            size_bytes=np.array(sizes, np.int64),
+    def chunks_of(self, file: int) -> FileChunks:
+        """Row groups, from the footer alone."""
+        metadata = open_parquet(self.files[file]).metadata
+        groups = [metadata.row_group(part) for part in range(metadata.num_row_groups)]
+        return FileChunks(
+            rows=[group.num_rows for group in groups], size_bytes=[group.total_byte_size for group in groups]
         )
 
     def check(self) -> None:
@@ -63,17 +51,3 @@ def open_parquet(file: DataFile) -> pq.ParquetFile:
         lambda: pq.ParquetFile(file.path if file.is_local else file.open(), pre_buffer=not file.is_local),
     )
     return OPEN_FILES.get((file, threading.get_ident()), make)
-
-
-def told(file: DataFile, part: str, action: Callable[[], Result]) -> Result:
-    """Do it, and name the file when it cannot be read."""
-    try:
-        return action()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise
-        reason = str(error).strip().split("\n")[0][:200]
-        raise ValueError(
-            f"{file.path}: the {part} cannot be read ({reason}). The file has {file.size_bytes} bytes; "
-            "a copy that was cut short looks like this. Write it again, or leave it out."
-        ) from None

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A row that was left out because it cannot be used."""
+    """A row, or a file as a whole, that was left out because it cannot be used."""
 
     origin: str
     reason: str
+    row: int
+    """Row of the source; of a whole file ``-1 - number of the file``."""
 
     def __str__(self) -> str:
         return f"{self.origin}: {self.reason}"

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,14 +19,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from loaders.sources.files import DataFile
+from loaders.sources.layout import Layout
 from loaders.sources.scan import Reject, Scan
 
 logger = logging.getLogger(__name__)
 
+VERSION = 2
+"""Of what is kept; older files are found again."""
 WORTH_KEEPING_S = 1.0
 """A scan that took less is done again rather than kept in a file."""
 SHOWN_AFTER_S = 1.0
 MOST_THREADS = 8
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
+"""What a cache that another version wrote, or that was cut short, may raise."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -42,56 +47,91 @@ def cache_folder() -> Path:
 def remembered(
     identity: str, files: Sequence[DataFile], scan: Callable[[], Scan], folder: Path | None
 ) -> Scan:
-    """The scan, from the cache when no file has changed since; kept there when it took long.
+    """The scan, from the cache when no file has changed since; kept there when it took long."""
+    return _kept("lengths", identity, files, scan, folder, _to_scan, _from_scan)
 
-    A cache that cannot be read or written is passed over: it saves time, and nothing depends on it.
-    """
+
+def remembered_layout(
+    identity: str, files: Sequence[DataFile], find: Callable[[], Layout], folder: Path | None
+) -> Layout:
+    """The layout, from the cache when no file has changed since; kept there when it took long."""
+    return _kept("layout", identity, files, find, folder, _to_layout, _from_layout)
+
+
+def _kept(
+    kind: str,
+    identity: str,
+    files: Sequence[DataFile],
+    find: Callable[[], Result],
+    folder: Path | None,
+    load: Callable[[Mapping[str, Any], dict[str, Any]], Result],
+    save: Callable[[Result], tuple[dict[str, Any], dict[str, Any]]],
+) -> Result:
+    """What ``find`` gives. A cache that cannot be read or written is passed over: nothing depends on it."""
     if folder is None or not files:
-        return scan()
-    name = hashlib.blake2b(
-        "|".join([identity, *(file.path for file in files)]).encode(), digest_size=16
-    ).hexdigest()
-    path = folder / "lengths" / f"{name}.npz"
-    stamps = [file.stamp() for file in files]
-    with contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
-        found = _load(path, stamps)
-        if found is not None:
-            return found
+        return find()
+    parts = "|".join([identity, *(file.path for file in files)])
+    path = folder / kind / f"{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}.npz"
+    stamps = [file.stamp() for file in files] if path.exists() else []
+    with contextlib.suppress(*UNREADABLE), np.load(path) as arrays:
+        told = json.loads(str(arrays["told"]))
+        if told["version"] == VERSION and told["stamps"] == stamps:
+            return load(arrays, told)
     begin = time.monotonic()
-    result = scan()
+    stamps = [file.stamp() for file in files]  # as they were before, should one change meanwhile
+    result = find()
     if time.monotonic() - begin >= WORTH_KEEPING_S:
+        arrays, told = save(result)
         with contextlib.suppress(OSError):
-            _save(path, stamps, result)
-            logger.info("lengths are kept in %s", path)
+            _write(path, arrays, {"version": VERSION, "stamps": stamps, **told})
+            logger.info("%s kept in %s", kind, path)
     return result
 
 
-def _load(path: Path, stamps: list[str]) -> Scan | None:
-    with np.load(path) as file:
-        told = json.loads(str(file["told"]))
-        if told["stamps"] != stamps:
-            return None
-        return Scan(
-            lengths=file["lengths"].astype(np.int64),
-            loss_tokens=file["loss_tokens"].astype(np.int64) if "loss_tokens" in file else None,
-            num_null=told["num_null"],
-            rejects=tuple(Reject(*pair) for pair in told["rejects"]),
-        )
-
-
-def _save(path: Path, stamps: list[str], scan: Scan) -> None:
-    told = {
-        "stamps": stamps,
-        "num_null": scan.num_null,
-        "rejects": [(reject.origin, reject.reason) for reject in scan.rejects],
-    }
+def _from_scan(scan: Scan) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays = {"lengths": scan.lengths, "loss_tokens": scan.loss_tokens}
     small = {name: _smallest(values) for name, values in arrays.items() if values is not None}
+    rejects = [(reject.origin, reject.reason, reject.row) for reject in scan.rejects]
+    return small, {"num_null": scan.num_null, "rejects": rejects}
+
+
+def _to_scan(arrays: Mapping[str, Any], told: dict[str, Any]) -> Scan:
+    return Scan(
+        lengths=arrays["lengths"].astype(np.int64),
+        loss_tokens=arrays["loss_tokens"].astype(np.int64) if "loss_tokens" in arrays else None,
+        num_null=told["num_null"],
+        rejects=tuple(Reject(*one) for one in told["rejects"]),
+    )
+
+
+def _from_layout(layout: Layout) -> tuple[dict[str, Any], dict[str, Any]]:
+    arrays = {
+        "first_row": layout.first_row,
+        "of_file": layout.file,
+        "part": layout.part,
+        "size_bytes": layout.size_bytes,
+        **{f"at {name}": values for name, values in layout.places.items()},
+    }
+    return arrays, {"broken": list(layout.broken.items())}
+
+
+def _to_layout(arrays: Mapping[str, Any], told: dict[str, Any]) -> Layout:
+    return Layout(
+        first_row=arrays["first_row"],
+        file=arrays["of_file"],
+        part=arrays["part"],
+        size_bytes=arrays["size_bytes"],
+        places={name.removeprefix("at "): arrays[name] for name in arrays if name.startswith("at ")},
+        broken=dict(told["broken"]),
+    )
+
+
+def _write(path: Path, arrays: Mapping[str, Any], told: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
     try:
         with open(handle, "wb") as file:
-            np.savez(file, told=np.array(json.dumps(told)), **small)
+            np.savez(file, told=np.array(json.dumps(told)), **arrays)
         os.replace(partial, path)
     except BaseException:
         os.unlink(partial)

@@ -18,93 +18,84 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.sources.base import Blocks
-from loaders.sources.chunked import ChunkedSource, Layout, TableRead
+from loaders.sources.broken import told
+from loaders.sources.cache import BoundedCache
+from loaders.sources.chunked import ChunkedSource, TableRead
+from loaders.sources.copies import unpacked_copy
 from loaders.sources.flat import check_columns
-from loaders.sources.jsonl import table_of_rows, unpacked_copy
+from loaders.sources.jsonl import table_of_rows
+from loaders.sources.layout import FileChunks
 from loaders.sources.mapping import map_file
-from loaders.sources.parquet import told
 
 CHUNK_ROWS = 64
 """Rows decoded together: few, since each may hold pictures."""
+MAPPED = BoundedCache[pa.Buffer](1024)
+"""Mapped tars of this process; a mapping holds no descriptor."""
+NAMES = BoundedCache[tuple[str, ...]](1024)
 TEXT = ("txt", "text", "caption", "cls")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One file in a tar."""
-
-    extension: str
-    offset: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
-    """One row."""
+    """One row: the members of one name."""
 
     key: str
-    members: tuple[Member, ...]
+    begin: int
+    """First byte of its first member's header."""
+    end: int
+    """Byte behind its last member."""
+    members: tuple[tuple[str, int, int], ...]
+    """Extension, first byte and size of each."""
 
 
 class WebDatasetSource(ChunkedSource):
-    """Rows of .tar files, addressed by number: every tar is indexed once, from its headers."""
+    """Rows of .tar files, addressed by number: every tar is indexed once, from its headers.
 
-    _entries: list[list[Entry]]
-    _contents: dict[int, pa.Buffer]
+    What is kept of a tar is where its chunks begin; the headers of a chunk are read again with it.
+    """
 
-    def find_layout(self) -> Layout:
-        """A pass over the headers of every tar."""
-        self._contents = {}
-        self._entries = [
-            told(file, "tar", partial(self._index, number)) for number, file in enumerate(self.files)
-        ]
-        rows, file_ids, parts, sizes = [], [], [], []
-        for file_id, entries in enumerate(self._entries):
-            for part, first in enumerate(range(0, len(entries), CHUNK_ROWS)):
-                inside = entries[first : first + CHUNK_ROWS]
-                rows.append(len(inside))
-                file_ids.append(file_id)
-                parts.append(part)
-                sizes.append(sum(member.size_bytes for entry in inside for member in entry.members))
-        return Layout(
-            first_row=np.concatenate(([0], np.cumsum(rows, dtype=np.int64))).astype(np.int64),
-            file=np.array(file_ids, np.int32),
-            part=np.array(parts, np.int64),
-            size_bytes=np.array(sizes, np.int64),
-        )
+    def chunks_of(self, file: int) -> FileChunks:
+        """A pass over the headers of a tar."""
+        return told(self.files[file], "tar", partial(self._index, file))
 
-    def _index(self, file: int) -> list[Entry]:
-        content = self._content(file)
-        entries: list[Entry] = []
-        members: list[Member] = []
-        key = ""
-        for name, offset, size in _headers(content):
-            own_key, extension = split_name(name)
-            if members and own_key != key:
-                entries.append(Entry(key, tuple(members)))
-                members = []
-            key = own_key
-            members.append(Member(extension, offset, size))
-        return [*entries, Entry(key, tuple(members))] if members else entries
+    def _index(self, file: int) -> FileChunks:
+        rows, sizes, begins, ends = [], [], [], []
+        for number, entry in enumerate(entries_of(self._content(file))):
+            if number % CHUNK_ROWS == 0:
+                rows.append(0)
+                sizes.append(0)
+                begins.append(entry.begin)
+                ends.append(0)
+            rows[-1] += 1
+            sizes[-1] += sum(size for _, _, size in entry.members)
+            ends[-1] = -(-entry.end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        return FileChunks(rows=rows, size_bytes=sizes, places={"begin": begins, "end": ends})
 
     def _content(self, file: int) -> pa.Buffer:
         """A local tar mapped; one that is compressed or remote, from a temporary copy."""
-        if file not in self._contents:
-            one = self.files[file]
-            local = one.is_local and not one.is_compressed
-            self._contents[file] = map_file(one.path) if local else unpacked_copy(one)
-        return self._contents[file]
+        one = self.files[file]
+        if one.is_local and not one.is_compressed:
+            return MAPPED.get(one, lambda: map_file(one.path))
+        return unpacked_copy(one)
+
+    def _entries(self, file: int, part: int) -> tuple[pa.Buffer, list[Entry]]:
+        """A chunk's bytes and the rows in them."""
+        layout = self.layout
+        chunk = layout.chunk_id(file, part)
+        begin, end = (int(layout.places[name][chunk]) for name in ("begin", "end"))
+        content = self._content(file).slice(begin, end - begin)
+        return content, list(entries_of(content))
 
     def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:
         """One chunk's rows; a member that cannot be read makes a null row and is told."""
-        entries = self._entries[file][part * CHUNK_ROWS : (part + 1) * CHUNK_ROWS]
+        content, entries = self._entries(file, part)
         names = self._names(file)
         wanted = self.encoder.wants(names) if columns is None else check_columns(columns, names)
         rows: list[dict[str, Any]] = []
         bad: dict[int, str] = {}
         for number, entry in enumerate(entries):
             try:
-                rows.append(self._row(file, entry, wanted))
+                rows.append(row_of(content, entry, wanted))
             except ValueError as error:
                 bad[number] = str(error)
                 rows.append({})
@@ -112,27 +103,9 @@ class WebDatasetSource(ChunkedSource):
         types = {name: pa.int64() if name == self.length_column else hints.get(name) for name in wanted}
         return table_of_rows(rows, types, bad), bad
 
-    def _names(self, file: int) -> list[str]:
-        """Columns of the file's first rows."""
-        names: dict[str, None] = {}
-        for entry in self._entries[file][:CHUNK_ROWS]:
-            try:
-                names.update(dict.fromkeys(self._row(file, entry, None)))
-            except ValueError:
-                continue
-        return list(names)
-
-    def _row(self, file: int, entry: Entry, wanted: Sequence[str] | None) -> dict[str, Any]:
-        """Columns of a row; ``wanted=None`` makes all."""
-        row: dict[str, Any] = {}
-        content = self._content(file)
-        for member in entry.members:
-            whole_object = member.extension == "json"
-            if wanted is not None and not whole_object and column_of(member.extension) not in wanted:
-                continue
-            data = content.slice(member.offset, member.size_bytes).to_pybytes()
-            row.update(_columns(member.extension, data))
-        return row
+    def _names(self, file: int) -> tuple[str, ...]:
+        """Columns of the file's first rows; found once a process, from what members are called."""
+        return NAMES.get(self.files[file], lambda: column_names(*self._entries(file, 0)))
 
     def blocks(self) -> Blocks | None:
         """None unless asked for: every file is mapped or copied as a whole, and a chunk is but a few rows."""
@@ -140,15 +113,55 @@ class WebDatasetSource(ChunkedSource):
 
     def row_origin(self, file: int, row: int) -> str:
         """File and key of the row."""
-        return f"{self.files[file].path}, row {row} ({self._entries[file][row].key})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the mappings, which every process makes for itself."""
-        return {**super().__getstate__(), "_contents": {}}
+        part, within = divmod(row, CHUNK_ROWS)
+        return f"{self.files[file].path}, row {row} ({self._entries(file, part)[1][within].key})"
 
 
-def _headers(content: pa.Buffer) -> Iterator[tuple[str, int, int]]:
-    """Name, first byte and size of every regular member. Raises OSError when the tar is not whole."""
+def entries_of(content: pa.Buffer) -> Iterator[Entry]:
+    """The rows of a tar, or of a part that begins with a member. Raises OSError when it is not whole."""
+    members: list[tuple[str, int, int]] = []
+    key, begin, end = "", 0, 0
+    for name, header, offset, size in _headers(content):
+        own_key, extension = split_name(name)
+        if members and own_key != key:
+            yield Entry(key, begin, end, tuple(members))
+            members = []
+        if not members:
+            key, begin = own_key, header
+        members.append((extension, offset, size))
+        end = offset + size
+    if members:
+        yield Entry(key, begin, end, tuple(members))
+
+
+def column_names(content: pa.Buffer, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Columns of rows, in the order met; only objects are looked into."""
+    names: dict[str, None] = {}
+    for entry in entries:
+        for extension, offset, size in entry.members:
+            found: Mapping[str, Any] = {column_of(extension): None}
+            if extension == "json":
+                try:
+                    found = _columns(extension, content.slice(offset, size).to_pybytes())
+                except ValueError:
+                    continue  # told when the row is read
+            names.update(dict.fromkeys(found))
+    return tuple(names)
+
+
+def row_of(content: pa.Buffer, entry: Entry, wanted: Sequence[str] | None) -> dict[str, Any]:
+    """Columns of a row; ``wanted=None`` makes all. Raises ValueError with what is wrong."""
+    row: dict[str, Any] = {}
+    for extension, offset, size in entry.members:
+        whole_object = extension == "json"
+        if wanted is not None and not whole_object and column_of(extension) not in wanted:
+            continue
+        row.update(_columns(extension, content.slice(offset, size).to_pybytes()))
+    return row
+
+
+def _headers(content: pa.Buffer) -> Iterator[tuple[str, int, int, int]]:
+    """Name, first byte of the header, first byte and size of every regular member."""
     try:
         with tarfile.open(fileobj=pa.BufferReader(content), mode="r:") as tar:
             for member in tar:
@@ -156,7 +169,8 @@ def _headers(content: pa.Buffer) -> Iterator[tuple[str, int, int]]:
                     continue
                 if member.offset_data + member.size > content.size:
                     raise OSError(f"member {member.name} ends behind the end of the file")
-                yield member.name, member.offset_data, member.size
+                yield member.name, member.offset, member.offset_data, member.size
+                tar.members = []  # type: ignore[attr-defined]  # not in typeshed; else all headers are kept
     except tarfile.TarError as error:
         raise OSError(str(error)) from None
 
