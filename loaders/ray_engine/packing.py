@@ -42,7 +42,7 @@ def task_runner(output: Path, address: str | None = None, *, most: int | None = 
     Raises what `connected` raises. The runner raises what a task raises, and RuntimeError when a task's
     workers die again and again, or a node does not see ``output`` or has other versions of what writes it.
     """
-    with connected(address, cpus=most):
+    with connected(address):
         marker = str((work_folder(output) / "job.json").absolute())
         check = (marker, os.getcwd(), versions())
 
