@@ -6,8 +6,9 @@ import sys
 
 import typer
 
-from loaders.cli import calibrate, pack, plan, simulate, version
-from loaders.cli.errors import EXPECTED, report
+from loaders.cli import calibrate, pack, plan, report, simulate, version
+from loaders.cli.errors import EXPECTED
+from loaders.cli.errors import report as tell
 
 app = typer.Typer(
     name="evenload",
@@ -21,6 +22,7 @@ app.command("pack")(pack.pack_command)
 app.command("version")(version.version_command)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
+app.command("report")(report.report)
 app.command("calibrate")(calibrate.calibrate)
 
 
@@ -32,5 +34,5 @@ def main() -> None:
         sys.stderr.write("\nInterrupted. What is finished is kept; --resume goes on with it.\n")
         sys.exit(130)
     except EXPECTED as error:
-        report(error)
+        tell(error)
         sys.exit(1)

@@ -1,0 +1,133 @@
+"""What each rank does in one step, cut down to what a picture can show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from balancer.plan import StepPlan
+from balancer.views.timeline import timeline
+from loaders.reporting.running import Ints
+
+MOST_RANKS = 32
+_MOST_POINTS = 256
+_MOST_SPANS = 1200
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Lanes:
+    """One step's timeline. Axes: N = spans of the ranks shown, R = all ranks, Q = points of the curve."""
+
+    name: str
+    policy: str
+    time_s: float
+    """Predicted step time."""
+    idle: float
+    """Share of the ranks' time in which they wait."""
+    ranks: int
+    first_rank: int
+    """Ranks ``first_rank .. first_rank + shown - 1`` are drawn: the neighbours of the slowest."""
+    shown: int
+    rank: Ints
+    """[N]"""
+    start_s: Floats
+    """[N] Of many, neighbours of one degree are joined."""
+    end_s: Floats
+    """[N]"""
+    cp_degree: Ints
+    """[N]"""
+    shown_busy_s: Floats
+    """[shown] Seconds that each rank shown computes."""
+    shown_micro_batches: Ints
+    """[shown]"""
+    busy_curve_s: Floats
+    """[Q] Seconds that ranks compute, all ranks, falling; at most 256 of them, evenly taken."""
+
+
+def lanes(name: str, plan: StepPlan) -> Lanes:
+    """Cut a plan's timeline to the neighbours of its slowest rank."""
+    spans = timeline(plan)
+    shown = min(plan.ranks, MOST_RANKS)
+    slowest = int(plan.rank_time_s.argmax())
+    first = min(slowest // shown * shown, plan.ranks - shown)
+    mine = np.flatnonzero((spans.rank >= first) & (spans.rank < first + shown))
+    order = mine[np.lexsort((spans.start_s[mine], spans.rank[mine]))]
+    degree = plan.micro_batches.cp_degree[spans.micro_batch[order]].astype(np.int64)
+    rank, start, end = spans.rank[order], spans.start_s[order], spans.end_s[order]
+    counts = np.bincount(rank - first, minlength=shown).astype(np.int64)
+    heads = _heads(rank, degree, start, end) if rank.size > _MOST_SPANS else np.arange(rank.size)
+    tails = np.append(heads[1:], rank.size) - 1 if rank.size else heads
+    falling = np.sort(plan.rank_time_s)[::-1]
+    points = np.unique(np.linspace(0, plan.ranks - 1, min(plan.ranks, _MOST_POINTS)).astype(np.int64))
+    busy = float(plan.rank_time_s.sum()) / (plan.time_s * plan.ranks) if plan.time_s > 0 else 1.0
+    return Lanes(
+        name=name,
+        policy=plan.policy,
+        time_s=plan.time_s,
+        idle=max(1.0 - busy, 0.0),
+        ranks=plan.ranks,
+        first_rank=first,
+        shown=shown,
+        rank=rank[heads],
+        start_s=start[heads],
+        end_s=end[tails],
+        cp_degree=degree[heads],
+        shown_busy_s=plan.rank_time_s[first : first + shown],
+        shown_micro_batches=counts,
+        busy_curve_s=falling[points],
+    )
+
+
+def _heads(rank: Ints, degree: Ints, start: Floats, end: Floats) -> Ints:
+    """First spans of runs that follow each other without a gap, on one rank at one degree."""
+    if not rank.size:
+        return np.zeros(0, np.int64)
+    joined = (
+        (rank[1:] == rank[:-1])
+        & (degree[1:] == degree[:-1])
+        & (start[1:] <= end[:-1] + 1e-9 * max(float(end.max()), 1e-9))
+    )
+    return np.flatnonzero(np.concatenate([[True], ~joined]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DegreeUse:
+    """What ran at one CP degree, over several steps."""
+
+    cp_degree: int
+    samples: int
+    tokens: int
+    micro_batches: int
+    rank_s: float
+    """Seconds times ranks."""
+
+
+def degree_use(plans: list[tuple[StepPlan, Ints]]) -> tuple[DegreeUse, ...]:
+    """Sum over plans and the lengths of their steps."""
+    found: dict[int, list[float]] = {}
+    for plan, lengths in plans:
+        batches = plan.micro_batches
+        owner = np.repeat(np.arange(len(batches)), np.diff(batches.offsets))
+        degree_of_sample = batches.cp_degree[owner]
+        tokens = lengths[batches.order]
+        for degree in np.unique(batches.cp_degree).tolist():
+            mine, samples = batches.cp_degree == degree, degree_of_sample == degree
+            sums = found.setdefault(degree, [0, 0, 0, 0.0])
+            sums[0] += int(np.count_nonzero(samples))
+            sums[1] += int(tokens[samples].sum())
+            sums[2] += int(np.count_nonzero(mine))
+            sums[3] += float(batches.cost_s[mine].sum()) * degree
+    return tuple(
+        DegreeUse(
+            cp_degree=int(degree),
+            samples=int(samples),
+            tokens=int(tokens),
+            micro_batches=int(batches),
+            rank_s=rank_s,
+        )
+        for degree, (samples, tokens, batches, rank_s) in sorted(found.items())
+    )

@@ -1,0 +1,234 @@
+"""Which settings suit the data: a small grid, each cell planned by the production planner and simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from balancer import admission
+from balancer.costs.memory import MemoryEstimate
+from balancer.planning.problem import SYNC_MODES
+from balancer.simulation import SimulatedPolicy
+from loaders.reporting.question import Progress, Question, Setting
+from loaders.reporting.running import Ints, run
+from loaders.reporting.words import share
+
+TOLERANCE = 0.01
+"""Settings this much slower than the fastest count as equal; the least demanding of them is recommended."""
+
+LEAST_CAP = 512
+FITS, TOO_LARGE, UNKNOWN, HOMELESS, REFUSED = "fits", "too large", "not known", "too short", "cannot plan"
+CAP_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One cell of the grid."""
+
+    setting: Setting
+    verdict: str
+    """``"fits"``; ``"too large"`` for the memory; ``"not known"`` whether it fits; ``"too short"``: some
+    sample fits none of its groups; ``"cannot plan"``."""
+    step_s: float | None = None
+    """Mean over the steps tried; ``None`` where nothing was simulated."""
+    used_bytes: float | None = None
+    """Estimated memory with a full micro-batch; ``None`` without a model."""
+    reason: str = ""
+    """Why it does not fit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recommendation:
+    """The least demanding setting within the tolerance of the fastest that fits."""
+
+    setting: Setting
+    step_s: float
+    """Mean over the steps that every setting was tried on."""
+    fastest_s: float
+    """The same of the fastest setting that fits."""
+    reasons: dict[str, str]
+    """``max_tokens``, ``cp_degrees``, ``sync`` -> why."""
+
+
+def candidates(question: Question, lengths: Ints, progress: Progress) -> tuple[Candidate, ...]:
+    """Try caps around the given one, the allowed degrees up to each of them, and both ways to meet.
+
+    lengths: [S] samples that fit at the given setting; a setting that holds fewer is marked, not favoured by
+    leaving them out.
+    """
+    degrees = question.given.cp_degrees
+    grid = [
+        Setting(cap, degrees[: count + 1], sync)
+        for sync in SYNC_MODES
+        for cap in caps(question)
+        for count in range(len(degrees))
+    ]
+    found = []
+    for number, setting in enumerate(grid):
+        found.append(_try(question, lengths, setting))
+        progress("settings", number + 1, len(grid))
+    return tuple(found)
+
+
+def caps(question: Question) -> list[int]:
+    """Tokens a rank: the given cap, a quarter and half of it, twice and four times as much."""
+    given = question.given.max_tokens
+    found = {given} | {int(given * factor) for factor in CAP_FACTORS if given * factor >= LEAST_CAP}
+    return sorted(found)
+
+
+def fit(question: Question, setting: Setting) -> tuple[str, str]:
+    """(verdict, reason) on memory. What is run today is believed to fit, whatever the estimate says."""
+    given = question.given
+    if setting.sync == given.sync and setting.max_tokens <= given.max_tokens:
+        return FITS, ""
+    memory = question.memory
+    if memory is None:
+        if given.sync == "step" and setting.max_tokens <= given.max_tokens:
+            return FITS, ""  # sharing out weights and gradients takes less memory
+        return UNKNOWN, "give a model for an estimate of the memory"
+    used = memory.used_bytes(setting.max_tokens, setting.sync, question.topology.ranks)
+    if used <= memory.room_bytes():
+        return FITS, ""
+    return TOO_LARGE, f"estimated {used / 1e9:,.0f} GB, room for {memory.room_bytes() / 1e9:,.0f} GB"
+
+
+def _try(question: Question, lengths: Ints, setting: Setting) -> Candidate:
+    verdict, reason = fit(question, setting)
+    used = _used(question.memory, setting, question.topology.ranks)
+    refused = admission(
+        lengths,
+        topology=question.topology,
+        max_tokens=setting.max_tokens,
+        cp_degrees=setting.cp_degrees,
+    ).rows.size
+    if refused:
+        reason = f"{refused:,} samples would not fit"
+        return Candidate(setting=setting, verdict=HOMELESS, used_bytes=used, reason=reason)
+    (outcome,) = run(question, lengths, setting, ["balanced"], steps=question.search_steps)
+    if outcome.error:
+        return Candidate(setting=setting, verdict=REFUSED, used_bytes=used, reason=outcome.error)
+    return Candidate(setting=setting, verdict=verdict, step_s=outcome.mean_s, used_bytes=used, reason=reason)
+
+
+def _used(memory: MemoryEstimate | None, setting: Setting, ranks: int) -> float | None:
+    return None if memory is None else memory.used_bytes(setting.max_tokens, setting.sync, ranks)
+
+
+def recommend(question: Question, tried: tuple[Candidate, ...]) -> Recommendation:
+    """Of the settings that fit and are as fast as any: the given sync, the least memory, the fewest degrees.
+
+    Raises:
+        ValueError: none fits.
+    """
+    times = {one.setting: one.step_s for one in tried if one.verdict == FITS and one.step_s is not None}
+    if not times:
+        reasons = "; ".join(sorted({f"{one.setting}: {one.reason}" for one in tried})[:3])
+        raise ValueError(f"no setting can run these samples: {reasons}")
+    fastest_s = min(times.values())
+    near = [setting for setting, step_s in times.items() if step_s <= fastest_s * (1 + TOLERANCE)]
+    given = question.given
+    best = min(near, key=lambda s: (s.sync != given.sync, s.max_tokens, len(s.cp_degrees)))
+    return Recommendation(
+        setting=best,
+        step_s=times[best],
+        fastest_s=fastest_s,
+        reasons={
+            "max_tokens": _why_cap(question, tried, best, times[best]),
+            "cp_degrees": _why_degrees(tried, best, times[best]),
+            "sync": _why_sync(tried, best, times[best], given),
+        },
+    )
+
+
+def _cell(tried: tuple[Candidate, ...], setting: Setting) -> Candidate | None:
+    return next((one for one in tried if one.setting == setting), None)
+
+
+def _compared(cell: Candidate, best_s: float) -> str:
+    """How another setting compares, in words."""
+    if cell.step_s is None:
+        return cell.reason or cell.verdict
+    slower = cell.step_s / best_s - 1
+    if abs(slower) < 0.0005:
+        return "takes as long"
+    words = f"takes {share(abs(slower))} {'more' if slower > 0 else 'less'} time"
+    return words if cell.verdict == FITS else f"{words}, but {cell.reason}"
+
+
+def _why_cap(question: Question, tried: tuple[Candidate, ...], best: Setting, best_s: float) -> str:
+    all_caps = caps(question)
+    place = all_caps.index(best.max_tokens)
+    parts = ["The smallest cap within 1 % of the fastest that fits"]
+    for other in (place - 1, place + 1):
+        if 0 <= other < len(all_caps):
+            cell = _cell(tried, replace(best, max_tokens=all_caps[other]))
+            if cell is not None:
+                parts.append(f"{all_caps[other]:,} {_with_verb(_compared(cell, best_s))}")
+    return "; ".join(parts) + "."
+
+
+def _with_verb(words: str) -> str:
+    return words if words.startswith("takes") else f"is out: {words}"
+
+
+def _why_degrees(tried: tuple[Candidate, ...], best: Setting, best_s: float) -> str:
+    same = [one for one in tried if replace(one.setting, cp_degrees=best.cp_degrees) == best]
+    same.sort(key=lambda one: len(one.setting.cp_degrees))
+    place = next(i for i, one in enumerate(same) if one.setting == best)
+    parts = ["Every micro-batch picks its own degree among these"]
+    for other in (place - 1, place + 1):
+        if 0 <= other < len(same):
+            widest = same[other].setting.cp_degrees[-1]
+            parts.append(f"stopping at {widest} {_with_verb(_compared(same[other], best_s))}")
+    return "; ".join(parts) + "."
+
+
+def _why_sync(tried: tuple[Candidate, ...], best: Setting, best_s: float, given: Setting) -> str:
+    means = {
+        "step": "Ranks meet once a step (DDP with no_sync, ZeRO-1/2)",
+        "micro_batch": "Ranks meet in every micro-batch (FSDP, ZeRO-3)",
+    }
+    other = SYNC_MODES[1 - SYNC_MODES.index(best.sync)]
+    parts = [means[best.sync]]
+    cell = _cell(tried, replace(best, sync=other))
+    if cell is not None:
+        parts.append(f"{other} {_with_verb(_compared(cell, best_s))}")
+    if best.sync != given.sync:
+        parts.append(f"you asked about {given.sync}")
+    return "; ".join(parts) + "."
+
+
+def tuned_static(
+    question: Question, lengths: Ints, best: Setting, progress: Progress
+) -> tuple[Setting, str] | None:
+    """The fastest (setting, policy) at one degree for the whole run, over the caps that fit; if any.
+
+    Degree and cap are searched as the recommendation's are, and both balancers of predicted time are tried:
+    what a careful user reaches without a degree for each micro-batch.
+    """
+    fitting = [cap for cap in caps(question) if fit(question, replace(best, max_tokens=cap))[0] == FITS]
+    policies = static_policies(question.topology.ranks)
+    grid = [
+        Setting(cap, (degree,), best.sync)
+        for cap in fitting
+        for degree in question.given.cp_degrees
+        if not admission(lengths, topology=question.topology, max_tokens=cap, cp_degrees=(degree,)).rows.size
+    ]
+    found: list[tuple[float, Setting, str]] = []
+    for number, setting in enumerate(grid):
+        outcomes = run(question, lengths, setting, policies, steps=question.search_steps)
+        found += [(one.mean_s, setting, one.policy) for one in outcomes if _ran(one)]
+        progress("one degree for all", number + 1, len(grid))
+    if not found:
+        return None
+    _, setting, policy = min(found, key=lambda one: (one[0], one[1].max_tokens, one[1].cp_degrees))
+    return setting, policy
+
+
+def _ran(outcome: SimulatedPolicy) -> bool:
+    return not outcome.error and len(outcome) > 0
+
+
+def static_policies(ranks: int) -> list[str]:
+    """Balancers at one degree. Largest differencing takes 17 s a step at 16,384 ranks: left out there."""
+    return ["static_cp"] if ranks > 4096 else ["static_cp", "karmarkar_karp"]
