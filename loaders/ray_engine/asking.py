@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
 
 from loaders.faults import Fault, SampleError
-from loaders.ray_engine.readers import Reading
-from loaders.ray_engine.session import NAMESPACE
+from loaders.ray_engine.readers import Reading, UnknownSource
+from loaders.ray_engine.session import NAMESPACE, pickled
 from loaders.shares import Share
 from loaders.skipping import blank
 from loaders.sources.base import Source
@@ -29,7 +30,7 @@ TRIES = 3
 REVIVAL_S = 30.0
 """Ray starts a process anew within a second or two; another node takes until the lost one is given up."""
 
-LOST = (RayActorError, OutOfMemoryError)
+LOST = (RayActorError, OutOfMemoryError, GetTimeoutError)
 
 
 class ReaderGone(RuntimeError):
@@ -45,13 +46,14 @@ class Question:
     row: NDArray[np.int64]
     start: NDArray[np.int64]
     num_tokens: NDArray[np.int64]
+    step: int
 
     def halves(self) -> list[Question]:
         """The same in two."""
         middle = self.row.size // 2
         parts = (slice(None, middle), slice(middle, None))
         return [
-            Question(self.name, self.number, self.row[part], self.start[part], self.num_tokens[part])
+            replace(self, row=self.row[part], start=self.start[part], num_tokens=self.num_tokens[part])
             for part in parts
         ]
 
@@ -64,27 +66,30 @@ class Readers:
     """The readers as one builder sees them.
 
     Args:
-        sources: for names in messages.
+        sources: for names in messages, and to tell readers that do not know them.
+        prefix: of the readers' names.
         skip_faults: whether a row that ends its reader each time is skipped.
     """
 
-    def __init__(self, sources: Sequence[Source], *, skip_faults: bool) -> None:
+    def __init__(self, sources: Sequence[Source], *, prefix: str, skip_faults: bool) -> None:
         self._sources = sources
+        self._prefix = prefix
         self._skip_faults = skip_faults
         self._handles: dict[str, Any] = {}
 
-    def ask(self, names: Sequence[str], number: int, share: Share, mine: NDArray[np.int64]) -> list[Answer]:
-        """Start reading the samples at ``mine``, all of source ``number``, with all its readers at once."""
-        parts = np.array_split(mine, min(len(names), mine.size))
+    def ask(self, readers: Sequence[int], number: int, share: Share, mine: NDArray[np.int64]) -> list[Answer]:
+        """Start reading the samples at ``mine``, all of source ``number``, by its readers at once."""
+        parts = np.array_split(mine, min(len(readers), mine.size))
         first = share.step + share.slot + share.first_rank  # lone samples go round among the readers
         return [
             self._asked(
                 Question(
-                    names[(first + at) % len(names)],
+                    f"{self._prefix}{readers[(first + at) % len(readers)]}",
                     number,
                     share.row[part],
                     share.start[part],
                     share.num_tokens[part],
+                    share.step,
                 )
             )
             for at, part in enumerate(parts)
@@ -100,16 +105,26 @@ class Readers:
         question, reference = answer
         for _ in range(TRIES):
             try:
-                reading: Reading = ray.get(reference)
-                return [reading]
+                return [self._reading(reference)]
             except RayTaskError as error:
-                raise error.cause from error
+                if not isinstance(error.cause, UnknownSource):
+                    raise error.cause from error
+                self._teach(question)
             except LOST:
                 self._await(question.name)
-                reference = self._asked(question)[1]
+            reference = self._asked(question)[1]
         if question.row.size > 1:
             return [reading for half in question.halves() for reading in self.take(self._asked(half))]
         return [self._blamed(question)]
+
+    def _reading(self, reference: Any) -> Reading:
+        found: Reading = ray.get(reference)
+        return found
+
+    def _teach(self, question: Question) -> None:
+        source = pickled(self._sources[question.number])
+        with suppress(*LOST):  # then the question is asked in vain as well
+            ray.get(self._handle(question.name).learn.remote(question.number, source))
 
     def _blamed(self, question: Question) -> Reading:
         row, size = int(question.row[0]), int(question.num_tokens[0])
@@ -134,7 +149,7 @@ class Readers:
     def _asked(self, question: Question) -> Answer:
         handle = self._handle(question.name)
         return question, handle.read.remote(
-            question.number, question.row, question.start, question.num_tokens
+            question.number, question.row, question.start, question.num_tokens, question.step
         )
 
     def _handle(self, name: str) -> Any:
@@ -150,7 +165,7 @@ class Readers:
         give_up = time.monotonic() + REVIVAL_S
         while time.monotonic() < give_up:
             try:
-                ray.get(self._handle(name).alive.remote())
+                ray.get(self._handle(name).alive.remote(), timeout=REVIVAL_S)
                 return
             except LOST:
                 self._handles.pop(name, None)  # one of this name may have been made anew

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import pickle
 import threading
-from collections import OrderedDict
+import time
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,19 +15,21 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.util import metrics
 
 from loaders.faults import Fault
+from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
 from loaders.ray_engine.asking import Readers
 from loaders.ray_engine.parcels import Parcel, to_parcel
-from loaders.ray_engine.rows import concatenated
+from loaders.ray_engine.routing import Table
+from loaders.ray_engine.rows import concatenated, writable
 from loaders.reader import Part, Reader, by_source, in_order
 from loaders.shares import Share
 
+TOKEN_BYTES = 4
+"""Of a token id on its way; labels and media come on top."""
 KEPT_PARCELS = 64
 """Shared micro-batches that wait for the rest of their ranks; later ones are built anew."""
-
-Routes = Mapping[int, Sequence[str]]
-"""Names of the readers of each source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,54 +41,168 @@ class Built:
     """Seconds of readers' time by source."""
     read_tokens: Mapping[int, int]
     """Tokens that they gave, by source."""
-    read_bytes: int
-    """Bytes that came from the readers."""
+    read_bytes: Mapping[int, int]
+    """Bytes that they gave, by source."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """How long a rank waited for a batch."""
+
+    rank: int
+    step: int
+    start_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuilderStats:
+    """What a builder tells of itself."""
+
+    batches: int
+    waiting: int
+    """Micro-batches that are asked for and not built."""
+    waiting_bytes: int
+    """Of their tokens, as planned."""
+    in_bytes: int
+    """From readers, since it started."""
+    out_bytes: int
+    """To ranks: a shared micro-batch counts once."""
+    in_bytes_per_s: float
+    out_bytes_per_s: float
+    batches_per_s: float
+    wait_s: Mapping[int, float]
+    """Seconds that each rank it serves has waited for batches."""
+    steps: Mapping[int, int]
+    """Latest step that each of them asked for."""
+    memory_bytes: int
+
+
+class Unprepared(LookupError):
+    """The builder has not been told what to build: it is new, or has been started anew."""
 
 
 class BatchBuilder:
-    """Actor: packing, joins, collating. It holds no files and nothing that cannot be built again.
+    """Actor: packing, joins, collating. It holds no files and nothing that cannot be built again."""
 
-    Args:
-        reader: a `Reader`, pickled. Its sources tell names, joins and fillers; they are not read here.
-    """
-
-    def __init__(self, reader: NDArray[np.uint8]) -> None:
-        self._reader: Reader = pickle.loads(reader.data)
-        self._readers = Readers(self._reader.sources, skip_faults=self._reader.skip_faults)
+    def __init__(self) -> None:
+        self._reader: Reader | None = None
+        self._table: Table = ()
         self._kept: OrderedDict[bytes, Future[Any]] = OrderedDict()
         self._lock = threading.Lock()
+        self._spans = Spans()
+        self._batches, self._in, self._out = Rate(), Rate(), Rate()
+        self._waiting: dict[int, int] = {}
+        self._wait_s: dict[int, float] = defaultdict(float)
+        self._steps: dict[int, int] = {}
+        self._metrics = BuilderMetrics()
 
-    def build(self, share: Share, routes: Routes) -> Built:
-        """The micro-batch of a share, for its one rank."""
-        return self._build(share, routes)
+    def prepare(self, reader: NDArray[np.uint8], readers: str) -> None:
+        """Be told what to build: a `Reader`, pickled, whose sources give names and joins and are not read.
 
-    def build_shared(self, share: Share, routes: Routes) -> list[Any]:
+        ``readers`` begins the name of each reader.
+        """
+        made: Reader = pickle.loads(reader.data)
+        self._readers = Readers(made.sources, prefix=readers, skip_faults=made.skip_faults)
+        self._reader = made
+
+    def route(self, table: Table) -> None:
+        """Be told which readers read which source; until then, the first reads all."""
+        self._table = table
+
+    def build(self, share: Share, rank: int, waits: Sequence[Wait] = ()) -> Built:
+        """The micro-batch of a share, for its one rank, which says how long it waited lately.
+
+        Raises:
+            Unprepared: `prepare` comes first.
+        """
+        self._note(share, rank, waits)
+        return self._build(share)
+
+    def build_shared(self, share: Share, rank: int, waits: Sequence[Wait] = ()) -> list[Any]:
         """Reference to a micro-batch that several ranks take: the first of them has it built."""
-        return [self._once(key_of(share), lambda: ray.put(self._build(share, routes)))]
+        self._note(share, rank, waits)
+        return [self._once(key_of(share), lambda: ray.put(self._build(share)))]
 
     def alive(self) -> bool:
         """Whether it answers."""
         return True
 
-    def _build(self, share: Share, routes: Routes) -> Built:
+    def stats(self) -> BuilderStats:
+        """What it did."""
+        now = time.monotonic()
+        waiting = list(self._waiting.values())
+        return BuilderStats(
+            batches=self._batches.total,
+            waiting=len(waiting),
+            waiting_bytes=sum(waiting),
+            in_bytes=self._in.total,
+            out_bytes=self._out.total,
+            in_bytes_per_s=self._in.per_second(now),
+            out_bytes_per_s=self._out.per_second(now),
+            batches_per_s=self._batches.per_second(now),
+            wait_s=dict(self._wait_s),
+            steps=dict(self._steps),
+            memory_bytes=resident_bytes(),
+        )
+
+    def spans(self) -> list[Span]:
+        """Its latest builds, and the waits of its ranks."""
+        return self._spans.all()
+
+    def _note(self, share: Share, rank: int, waits: Sequence[Wait]) -> None:
+        with self._lock:
+            self._steps[rank] = share.step
+            for wait in waits:
+                self._wait_s[wait.rank] += wait.seconds
+                self._spans.add("wait", f"rank {wait.rank}", wait.seconds, wait.step, wait.start_s)
+        self._metrics.waited(waits)
+
+    def _build(self, share: Share) -> Built:
+        if self._reader is None:
+            raise Unprepared
+        started = time.perf_counter()
+        call = threading.get_ident()
+        self._waiting[call] = int(share.num_tokens.sum()) * TOKEN_BYTES
+        try:
+            built = self._gathered(self._reader, share)
+        finally:
+            self._waiting.pop(call, None)
+        now = time.monotonic()
+        in_bytes = sum(built.read_bytes.values())
+        with self._lock:
+            self._batches.add(1, now)
+            self._in.add(in_bytes, now)
+            self._out.add(built.parcel.size_bytes, now)
+            label = f"ranks {share.first_rank}..{share.first_rank + share.cp_degree - 1}, slot {share.slot}"
+            self._spans.add("build", label, time.perf_counter() - started, share.step)
+        self._metrics.built(in_bytes, built.parcel.size_bytes, len(self._waiting))
+        return built
+
+    def _gathered(self, reader: Reader, share: Share) -> Built:
         asked = [
-            (number, mine, self._readers.ask(routes[number], number, share, mine))
-            for number, mine in by_source(share, len(self._reader.sources))
+            (number, mine, self._readers.ask(self._routes(number), number, share, mine))
+            for number, mine in by_source(share, len(reader.sources))
         ]
         parts: list[Part] = []
         faults: list[Fault] = []
         seconds: dict[int, float] = {}
         tokens: dict[int, int] = {}
-        size = 0
+        sizes: dict[int, int] = {}
         for number, mine, answers in asked:
             readings = [reading for answer in answers for reading in self._readers.take(answer)]
-            parts.append((mine, concatenated([reading.rows for reading in readings])))
+            rows = concatenated([reading.rows for reading in readings])
+            # a user's function may write into what it is given, which the store does not allow
+            parts.append((mine, rows if reader.collate_fn is None else writable(rows)))
             faults += [fault for reading in readings for fault in reading.faults]
             seconds[number] = sum(reading.seconds for reading in readings)
             tokens[number] = int(share.num_tokens[mine].sum())
-            size += sum(reading.size_bytes for reading in readings)
-        packed = self._reader.packed(share, in_order(parts, share), faults)
-        return Built(parcel=to_parcel(packed), read_s=seconds, read_tokens=tokens, read_bytes=size)
+            sizes[number] = sum(reading.size_bytes for reading in readings)
+        packed = reader.packed(share, in_order(parts, share), faults)
+        return Built(parcel=to_parcel(packed), read_s=seconds, read_tokens=tokens, read_bytes=sizes)
+
+    def _routes(self, number: int) -> Sequence[int]:
+        return self._table[number] if number < len(self._table) else (0,)
 
     def _once(self, key: bytes, make: Callable[[], Any]) -> Any:
         with self._lock:
@@ -102,6 +219,33 @@ class BatchBuilder:
                     self._kept.pop(key, None)
                 future.set_exception(error)
         return future.result()
+
+
+class BuilderMetrics:
+    """A builder's counters in Ray's own metrics, which Prometheus collects."""
+
+    def __init__(self) -> None:
+        self._batches = metrics.Counter("evenload_built_batches", "Micro-batches that builders made.")
+        self._in = metrics.Counter("evenload_builder_in_bytes", "Bytes that builders got from readers.")
+        self._out = metrics.Counter("evenload_builder_out_bytes", "Bytes that builders gave to ranks.")
+        self._waiting = metrics.Gauge("evenload_builder_waiting", "Micro-batches asked for and not built.")
+        self._wait_s = metrics.Counter(
+            "evenload_wait_seconds", "Seconds that ranks waited for batches.", tag_keys=("rank",)
+        )
+
+    def built(self, in_bytes: int, out_bytes: int, waiting: int) -> None:
+        """Add one micro-batch. Ray refuses to add nothing."""
+        self._batches.inc()
+        for counter, amount in ((self._in, in_bytes), (self._out, out_bytes)):
+            if amount > 0:
+                counter.inc(amount)
+        self._waiting.set(waiting)
+
+    def waited(self, waits: Sequence[Wait]) -> None:
+        """Add ranks' waits."""
+        for wait in waits:
+            if wait.seconds > 0:
+                self._wait_s.inc(wait.seconds, {"rank": str(wait.rank)})
 
 
 def key_of(share: Share) -> bytes:

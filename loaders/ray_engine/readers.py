@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.util import metrics
 
 from loaders.faults import Fault
 from loaders.pieces import read_pieces
+from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
 from loaders.ray_engine.rows import plain_rows, size_of_rows
 from loaders.sources.base import Rows, Source
 
@@ -28,20 +30,53 @@ class Reading:
     size_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReaderStats:
+    """What a reader tells of itself."""
+
+    sources: tuple[str, ...]
+    """Those it has been told of."""
+    reads: int
+    busy: float
+    """Share of the last seconds in which it read."""
+    size_bytes: int
+    """Given out since it started."""
+    bytes_per_s: float
+    tokens_per_s: Mapping[str, float]
+    """By source, over the last seconds."""
+    tokens: Mapping[str, int]
+    """By source, since it started."""
+    faults: int
+    memory_bytes: int
+
+
+class UnknownSource(LookupError):
+    """The reader has not been told of a source: it is new, or has been started anew."""
+
+
 class SourceReader:
     """Actor: sample-level work (read, decode, tokenise, expand media). Any reader can read any source.
 
+    It reads one thing after another; what tells of it is answered beside that.
+
     Args:
-        blobs: reference, in a list, to each source, pickled; a source is opened when it is first asked for.
         capacity: tokens of the longest sample.
         skip_faults: let a sample that cannot be read keep its place.
     """
 
-    def __init__(self, blobs: Sequence[Any], *, capacity: int, skip_faults: bool) -> None:
-        self._blobs: Sequence[NDArray[np.uint8]] = ray.get(blobs[0])
+    def __init__(self, *, capacity: int, skip_faults: bool) -> None:
         self._sources: dict[int, Source] = {}
         self.capacity = capacity
         self.skip_faults = skip_faults
+        self._spans = Spans()
+        self._tokens: dict[str, Rate] = defaultdict(Rate)
+        self._bytes, self._busy_us = Rate(), Rate()
+        self._reads = self._faults = 0
+        self._metrics = ReaderMetrics()
+
+    def learn(self, number: int, source: NDArray[np.uint8]) -> None:
+        """Be told of a source, pickled. Its files are opened when it is read."""
+        self._sources[number] = pickle.loads(source.data)
 
     def read(
         self,
@@ -49,29 +84,87 @@ class SourceReader:
         row: NDArray[np.int64],
         start: NDArray[np.int64],
         num_tokens: NDArray[np.int64],
+        step: int,
     ) -> Reading:
-        """Pieces of source ``number``; see `loaders.pieces.read_pieces`."""
+        """Pieces of source ``number``, for a step; see `loaders.pieces.read_pieces`.
+
+        Raises:
+            UnknownSource: `learn` comes first.
+        """
+        if number not in self._sources:
+            raise UnknownSource(number)
+        source = self._sources[number]
         started = time.perf_counter()
         rows, faults = read_pieces(
-            self._source(number),
-            row,
-            start,
-            num_tokens,
-            capacity=self.capacity,
-            skip_faults=self.skip_faults,
+            source, row, start, num_tokens, capacity=self.capacity, skip_faults=self.skip_faults
         )
-        return Reading(
-            rows=plain_rows(rows),
-            faults=tuple(faults),
-            seconds=time.perf_counter() - started,
-            size_bytes=size_of_rows(rows),
-        )
+        seconds = time.perf_counter() - started
+        size = size_of_rows(rows)
+        self._count(source.name, step, int(num_tokens.sum()), size, seconds, len(faults))
+        return Reading(rows=plain_rows(rows), faults=tuple(faults), seconds=seconds, size_bytes=size)
 
+    @ray.method(concurrency_group="telling")
     def alive(self) -> bool:
         """Whether it answers."""
         return True
 
-    def _source(self, number: int) -> Source:
-        if number not in self._sources:
-            self._sources[number] = pickle.loads(self._blobs[number].data)
-        return self._sources[number]
+    @ray.method(concurrency_group="telling")
+    def stats(self) -> ReaderStats:
+        """What it did."""
+        now = time.monotonic()
+        tokens = dict(self._tokens)
+        return ReaderStats(
+            sources=tuple(dict.fromkeys(source.name for source in list(self._sources.values()))),
+            reads=self._reads,
+            busy=min(self._busy_us.per_second(now) / 1e6, 1.0),
+            size_bytes=self._bytes.total,
+            bytes_per_s=self._bytes.per_second(now),
+            tokens_per_s={name: rate.per_second(now) for name, rate in tokens.items()},
+            tokens={name: rate.total for name, rate in tokens.items()},
+            faults=self._faults,
+            memory_bytes=resident_bytes(),
+        )
+
+    @ray.method(concurrency_group="telling")
+    def spans(self) -> list[Span]:
+        """Its latest reads."""
+        return self._spans.all()
+
+    def _count(self, name: str, step: int, tokens: int, size_bytes: int, seconds: float, faults: int) -> None:
+        now = time.monotonic()
+        self._reads += 1
+        self._faults += faults
+        self._tokens[name].add(tokens, now)
+        self._bytes.add(size_bytes, now)
+        self._busy_us.add(int(seconds * 1e6), now)
+        self._spans.add("read", name, seconds, step)
+        self._metrics.count(name, tokens, size_bytes, seconds, faults)
+
+
+class ReaderMetrics:
+    """A reader's counters in Ray's own metrics, which Prometheus collects."""
+
+    def __init__(self) -> None:
+        def counter(name: str, description: str) -> metrics.Counter:
+            return metrics.Counter(f"evenload_{name}", description, tag_keys=("source",))
+
+        self._tokens = counter("read_tokens", "Tokens that readers gave, by source.")
+        self._bytes = counter("read_bytes", "Bytes that readers gave, by source.")
+        self._seconds = counter("read_seconds", "Seconds that readers read, by source.")
+        self._faults = counter("skipped_samples", "Samples that could not be read and were skipped.")
+
+    def count(self, source: str, tokens: int, size_bytes: int, seconds: float, faults: int) -> None:
+        """Add one reading. Ray refuses to add nothing."""
+        amounts = (
+            (self._tokens, tokens),
+            (self._bytes, size_bytes),
+            (self._seconds, seconds),
+            (self._faults, faults),
+        )
+        for counter, amount in amounts:
+            if amount > 0:
+                counter.inc(amount, {"source": source})
+
+
+READER_OPTIONS = {"concurrency_groups": {"telling": 1}}
+"""How the class becomes an actor."""

@@ -17,6 +17,16 @@ def plain_rows(rows: Rows) -> Rows:
     return replace(rows, columns=columns, rejects=dict(rows.rejects), counts=dict(rows.counts))
 
 
+def writable(rows: Rows) -> Rows:
+    """The same in memory of this process: what comes out of Ray's store may only be looked at."""
+    columns = {
+        name: [value.copy() if isinstance(value, np.ndarray) else value for value in values]
+        for name, values in rows.columns.items()
+    }
+    labels = None if rows.labels is None else rows.labels.copy()
+    return replace(rows, input_ids=rows.input_ids.copy(), labels=labels, columns=columns)
+
+
 def size_of_rows(rows: Rows) -> int:
     """Bytes of tokens, labels and columns of arrays or bytes."""
     size = rows.input_ids.nbytes + (0 if rows.labels is None else rows.labels.nbytes)

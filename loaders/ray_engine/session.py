@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "evenload"
 """Of all actors: ranks are Ray programs of their own beside torchrun, so names are what they share."""
+
+REACH_S = 10.0
+"""A cluster that does not take a connection within this time is not there."""
 
 
 def join_cluster(address: str | None = None) -> None:
@@ -67,8 +73,12 @@ def this_node() -> str:
 
 def data_name(description: Any) -> str:
     """A name for data and how they are opened; ranks that pass equal things share what reads them."""
-    blob: bytes = ray.cloudpickle.dumps(description)
-    return hashlib.blake2b(blob, digest_size=8).hexdigest()
+    return hashlib.blake2b(pickled(description).data, digest_size=8).hexdigest()
+
+
+def pickled(value: Any) -> NDArray[np.uint8]:
+    """A value in bytes, functions and classes of the main program included."""
+    return np.frombuffer(ray.cloudpickle.dumps(value), np.uint8)
 
 
 def _start() -> None:
@@ -78,12 +88,20 @@ def _start() -> None:
 
 def _connect(address: str) -> None:
     try:
+        _reach(address)
         ray.init(address, **_quiet())
-    except (ConnectionError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:
         raise ConnectionError(
             f"no Ray cluster answers at {address} ({type(error).__name__}: {error}). Start one with "
             "`ray start --head`, or leave address and RAY_ADDRESS out to use this machine alone."
         ) from None
+
+
+def _reach(address: str) -> None:
+    """Raise OSError where nothing listens: Ray itself goes on trying for more than ten minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
 
 
 def _quiet() -> dict[str, Any]:

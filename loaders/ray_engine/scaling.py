@@ -1,0 +1,85 @@
+"""Readers come and go with the work: one rank looks every few seconds at what comes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from loaders.ray_engine.plane import Plane
+from loaders.ray_engine.profile import Profile
+from loaders.ray_engine.routing import Table, allot, readers_wanted
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""Between two looks."""
+SHRINK_LOOKS = 5
+"""Readers that are too many for so many looks on end are ended: starting one takes seconds."""
+
+
+@dataclass(eq=False)
+class Scaler:
+    """Decides on readers for the whole job, in the process of the first rank.
+
+    Args:
+        plane: where readers are started, and builders told of them.
+        profile: what reading costs.
+        coming: gives the tokens of each source, [n], that a coming step needs.
+    """
+
+    plane: Plane
+    profile: Profile
+    coming: Callable[[], NDArray[np.float64]]
+    readers: int = 1
+    table: Table = ()
+    steps: int = 0
+    """Finished since the last look."""
+    wait_s: float = 0.0
+    """Waited for batches since then."""
+    _looked: float = field(default_factory=time.monotonic)
+    _too_many: int = 0
+    _surplus: list[str] = field(default_factory=list)
+    _first: bool = True
+
+    def look(self) -> None:
+        """Change the readers if it is time and they do not fit the work."""
+        now = time.monotonic()
+        if not self._first and (now - self._looked < LOOK_S or not self.steps):
+            return
+        load = self.profile.load_s(self.coming())
+        most = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        if self._first:  # nothing is known of the pace, but media and text are not read by one process
+            heavy = load > load.sum() / 2
+            wanted = min(2 if heavy.any() and not heavy.all() and _is_media(self.plane) else 1, most)
+        else:
+            compute_s = max(now - self._looked - self.wait_s, 1e-6) / self.steps
+            wanted = readers_wanted(load, compute_s=compute_s, most=most)
+        self._settle(wanted, load)
+        self._looked, self.steps, self.wait_s, self._first = now, 0, 0.0, False
+
+    def _settle(self, wanted: int, load: NDArray[np.float64]) -> None:
+        for name in self._surplus:  # the builders have been told a look ago
+            self.plane.end(name)
+        self._surplus = []
+        self._too_many = self._too_many + 1 if wanted < self.readers else 0
+        if wanted < self.readers and self._too_many < SHRINK_LOOKS:
+            wanted = self.readers
+        if wanted != self.readers or not self.table:
+            logger.info("%d readers instead of %d", wanted, self.readers)
+            self._surplus = [self.plane.reader_name(at) for at in range(wanted, self.readers)]
+            self.readers, self._too_many = wanted, 0
+            self.table = allot(load, wanted)
+        for at in range(self.readers):
+            self.plane.source_reader(self.plane.reader_name(at))
+        for builder in self.plane.builders():  # one that was started anew knows nothing
+            builder.route.remote(self.table)
+
+
+def _is_media(plane: Plane) -> bool:
+    return any(not source.divisible for source in plane.reader.sources)
