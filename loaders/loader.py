@@ -50,6 +50,7 @@ from loaders.memory import Memory
 from loaders.metrics import Metrics
 from loaders.opening import open_order
 from loaders.ray_engine import open_engine
+from loaders.ray_engine.demand import coming_tokens
 from loaders.reader import CollateFn, Reader
 from loaders.rehearsal import HeavyBatch, heaviest, rehearsed
 from loaders.reading import Noted, ReadingLoader
@@ -428,9 +429,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 return ray_data.reading(
                     reader,
                     queue,
-                    ahead=max(num_workers, 1) * (prefetch_factor or 2),
+                    rank=self.rank,
+                    coming=lambda: coming_tokens(steps, self._required().cursor),
+                    ahead=num_workers * (prefetch_factor or 2) or 4,
                     has_peers=has_peers(self.topology),
                     pin_memory=pin_memory and torch.cuda.is_available(),
+                    timeout_s=timeout,
                 )
             if num_workers == 0:
                 here = TimedReader(reader, timeout) if timeout else reader
