@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from loaders.media.quarantine import Quarantine, TooManyRejects
 
 if TYPE_CHECKING:
@@ -70,10 +68,11 @@ class Fault:
 
     source: str
     row: int
+    """Row of the source; of a whole file that was left out ``-1 - number of the file``."""
     origin: str
     """Where the row comes from, as the source names it."""
     stage: str
-    """``"length"``: while lengths were counted; ``"read"``: while a batch was read."""
+    """``"open"``: when files were; ``"length"``: when lengths were counted; ``"read"``: when a batch was."""
     error: str
     """Type of the error."""
     reason: str
@@ -149,17 +148,16 @@ def open_quarantine(
 
 
 def without_length(source: Source) -> list[Fault]:
-    """Rows that were left out when lengths were counted, as far as the source tells of them."""
+    """Rows left out when lengths were counted, and files when they were opened, as the source tells."""
     told: Sequence[Any] = source.rejects() if hasattr(source, "rejects") else ()
     if not told or isinstance(told[0], Fault):
         return list(told)
-    rows = {source.origin(int(row)): int(row) for row in np.flatnonzero(source.lengths() == 0)}
     return [
         Fault(
             source=source.name,
-            row=rows[reject.origin],
+            row=reject.row,
             origin=reject.origin,
-            stage="length",
+            stage="length" if reject.row >= 0 else "open",
             error="ValueError",
             reason=reject.reason,
             trace="",

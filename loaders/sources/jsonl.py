@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 
 from loaders.sources.broken import BrokenFile
+from loaders.sources.cache import BoundedCache
 from loaders.sources.chunked import ChunkedSource, TableRead
 from loaders.sources.copies import unpacked_copy
 from loaders.sources.encode import LABEL_COLUMNS
@@ -21,6 +22,8 @@ from loaders.sources.flat import ColumnError, check_columns
 from loaders.sources.layout import FileChunks
 
 BLOCK_BYTES = 8 << 20
+NAMES = BoundedCache[list[str]](1024)
+"""Column names of files, by file."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -73,7 +76,7 @@ class JsonLinesSource(ChunkedSource):
     def read_table(self, file: int, part: int, columns: Sequence[str] | None) -> TableRead:
         """One block's rows; a line that is no JSON object becomes a null row and is told."""
         content = self._content(file, part)
-        names = self._names(file)
+        names = self._names(file, content if part == 0 else None)
         wanted = self.encoder.wants(names) if columns is None else check_columns(columns, names)
         return parse_lines(content, self.json_schema(wanted))
 
@@ -101,9 +104,10 @@ class JsonLinesSource(ChunkedSource):
             opened.seek(block.offset)
             return opened.read(block.size_bytes)
 
-    def _names(self, file: int) -> list[str]:
-        """Keys of the file's first objects, in the order met."""
-        return key_names(self._content(file, 0)) if self.layout.has_chunks(file) else []
+    def _names(self, file: int, first: bytes | None) -> list[str]:
+        """Keys of the file's first objects, in the order met; found once a process."""
+        make = lambda: key_names(self._content(file, 0) if first is None else first)
+        return NAMES.get(self.files[file], make)
 
 
 def count_rows(content: bytes) -> int:

@@ -135,11 +135,18 @@ def _column(name: str, values: list[Any], bad: dict[int, str]) -> pa.Array | pa.
 
 
 def _num_samples(file: DataFile) -> int:
-    with file.open_unpacked() as opened:
+    """From the first four bytes; a plain shard's end is looked at too."""
+    with file.open_unpacked() if file.is_compressed else file.open() as opened:
         head = opened.read(4)
-    if len(head) < 4:
-        raise OSError("it is empty")
-    return int.from_bytes(head, "little")
+        if len(head) < 4:
+            raise OSError("it is empty")
+        count = int.from_bytes(head, "little")
+        if not file.is_compressed:
+            opened.seek(4 * (count + 1))
+            end = int.from_bytes(opened.read(4), "little")
+            if end != file.size_bytes:
+                raise OSError(f"its last sample ends at byte {end}")
+    return count
 
 
 def _content(file: DataFile) -> Any:

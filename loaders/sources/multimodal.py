@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -113,8 +113,16 @@ class MultimodalSource(Source):
 
     # ------------------------------------------------------------------------------------------ payload
 
-    def read(self, rows: NDArray[np.int64]) -> Rows:
+    def media_tokens(self) -> Mapping[str, NDArray[np.int64]]:
+        """[S] language tokens of each row's media, by kind: the rows that an encoder makes for them."""
+        return self.table.media_tokens(tuple(self.rules.kinds()))
+
+    def read(self, rows: NDArray[np.int64], *, kinds: Collection[str] | None = None) -> Rows:
         """Decode the media of ``rows``.
+
+        Args:
+            rows: [N] which ones.
+            kinds: decode only these; ``None``: all. Placeholders and positions are there in any case.
 
         Raises:
             RuntimeError: a medium cannot be decoded or is another than planned, where the rules say
@@ -124,7 +132,7 @@ class MultimodalSource(Source):
         media = {
             name: column_of(held.columns, kind, self.source) for name, kind in self.rules.kinds().items()
         }
-        reading = _Reading(self, held)
+        reading = _Reading(self, held, tuple(self.rules.kinds()) if kinds is None else kinds)
         for at, row in enumerate(rows.tolist()):
             note(self, row)
             reading.add(at, row, {name: media_of(values[at]) for name, values in media.items()})
@@ -134,8 +142,8 @@ class MultimodalSource(Source):
 class _Reading:
     """Samples while they are decoded."""
 
-    def __init__(self, owner: MultimodalSource, held: Rows) -> None:
-        self.owner, self.held = owner, held
+    def __init__(self, owner: MultimodalSource, held: Rows, kinds: Collection[str]) -> None:
+        self.owner, self.held, self.kinds = owner, held, kinds
         self.samples: list[Expanded] = []
         self.values: list[dict[str, NDArray[Any]]] = []
         self.rejects: dict[int, str] = {}
@@ -157,7 +165,7 @@ class _Reading:
             ) from None
         features: dict[str, list[NDArray[Any]]] = {}
         for one in by_index:
-            if one.tokens == 0:
+            if one.tokens == 0 or one.kind not in self.kinds:
                 continue
             for key, value in self._decode(at, row, one, media[one.kind]).items():
                 features.setdefault(key, []).append(value)

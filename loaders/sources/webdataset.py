@@ -60,7 +60,10 @@ class WebDatasetSource(ChunkedSource):
 
     def _index(self, file: int) -> FileChunks:
         rows, sizes, begins, ends = [], [], [], []
-        for number, entry in enumerate(entries_of(self._content(file))):
+        content = self._content(file)
+        if content.slice(max(content.size - tarfile.BLOCKSIZE, 0)).to_pybytes().strip(b"\0"):
+            raise OSError("the mark at its end is missing")
+        for number, entry in enumerate(entries_of(content)):
             if number % CHUNK_ROWS == 0:
                 rows.append(0)
                 sizes.append(0)
