@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from loaders.forks import GATE
+
 T = TypeVar("T")
 
 POLL_S = 0.1
@@ -19,8 +21,14 @@ class _End:
     error: BaseException | None
 
 
-def ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
+class Late(RuntimeError):
+    """A plan did not come within the time."""
+
+
+def ahead(make: Callable[[], Iterator[T]], depth: int, *, timeout_s: float = 0) -> Iterator[T]:
     """The items of ``make()``, computed up to ``depth`` items before they are asked for.
+
+    A plan that is not there within ``timeout_s`` (0: whenever it comes) raises `Late`.
 
     The thread starts with the first item that is asked for, so worker processes that were forked before
     that never inherit it, and it ends with this generator, also when that is closed half-way. An exception
@@ -31,6 +39,7 @@ def ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
         return
     items: queue.Queue[Any] = queue.Queue(depth)
     stop = threading.Event()
+    end = _End(None)
 
     def put(item: Any) -> bool:
         while not stop.is_set():
@@ -43,17 +52,28 @@ def ahead(make: Callable[[], Iterator[T]], depth: int) -> Iterator[T]:
 
     def run() -> None:
         try:
-            for item in make():
-                if not put(item):
+            made = make()
+            while True:
+                with GATE.working():
+                    item = next(made, end)
+                if not put(item) or item is end:
                     return
-            put(_End(None))
         except BaseException as error:  # handed to the consumer, who raises it
             put(_End(error))
+
+    def take() -> Any:
+        try:
+            return items.get(timeout=timeout_s or None)
+        except queue.Empty:
+            raise Late(
+                f"no plan came within {timeout_s:g} s. Planning a step reads rows where labels are masked "
+                "and long samples are split: the storage may stand still. Raise timeout if it is only slow."
+            ) from None
 
     thread = threading.Thread(target=run, name="evenload-plan-ahead", daemon=True)
     thread.start()
     try:
-        while not isinstance(item := items.get(), _End):
+        while not isinstance(item := take(), _End):
             yield item
         if item.error is not None:
             raise item.error

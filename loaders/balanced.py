@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
+from balancer.phases import PhasePlan
 from balancer.plan import StepPlan
 from balancer.runtime import ContextGroups
 from balancer.topology import Topology
@@ -24,6 +24,7 @@ from loaders.grouping import media_sets, plan_by_media
 from loaders.media.presence import Fillers, fillers_of
 from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
+from loaders.separate import Separate, separate_step
 from loaders.shares import Share, shares_of_rank
 from loaders.state import Cursor
 from loaders.steps import Steps
@@ -52,6 +53,13 @@ class PlannedStep:
     """Where the order stands when the step is done."""
     fillers: Fillers | None = None
     """Media added so that all ranks run the same encoders."""
+    separate: Separate | None = None
+    """The encoders' own plans and what travels; ``None``: samples are encoded where they are read."""
+
+    @property
+    def encoders(self) -> Mapping[str, StepPlan]:
+        """Plans of encoders that have their own."""
+        return {} if self.separate is None else self.separate.plan.encoders
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,6 +73,8 @@ class Planning:
     """Keyword arguments of ``plan_step`` that do not change from step to step."""
     fill_media: bool = False
     """Whether ranks without media that others have are given the smallest ones."""
+    separate_phases: Callable[..., PhasePlan] | None = None
+    """Plans the encoders' work by itself, in the place of ``planner``."""
     group_media: bool = False
     """Whether samples with the same kinds of media are planned by themselves."""
 
@@ -82,14 +92,24 @@ class Planning:
         started = time.perf_counter()
         options = {"topology": self.topology, **self.options}
         media = media_of(self.steps.catalogs, table) if self.fill_media or self.group_media else {}
-        if self.group_media:
+        separate = None
+        if self.separate_phases is not None:
+            separate = separate_step(self.separate_phases(table, **options), table, self.steps.catalogs)
+            plan = separate.plan.language
+        elif self.group_media:
             plan = plan_by_media(self.planner, table, media_sets(media, len(table)), **options)
         else:
             plan = self.planner(table, **options)
         plan_s = time.perf_counter() - started
         fillers = fillers_of(plan, media) if self.fill_media else None
         return PlannedStep(
-            number=cursor.step, table=table, plan=plan, plan_s=plan_s, behind=behind, fillers=fillers
+            number=cursor.step,
+            table=table,
+            plan=plan,
+            plan_s=plan_s,
+            behind=behind,
+            fillers=fillers,
+            separate=separate,
         )
 
     def epoch(self, cursor: Cursor) -> Iterator[PlannedStep]:
@@ -248,10 +268,14 @@ class BalancedIterator(Iterator[Batch]):
         if owner.quarantine is not None:
             for fault in batch.faults:
                 owner.quarantine.add(fault)
-        owner.last_planned = self._given[0]
+        owner.last_planned = planned = self._given[0]
+        if planned.separate is not None:
+            planned.separate.give(batch, owner.rank)
         if batch.last_in_step:
             planned = self._given.popleft()
-            owner.metrics.add_step(planned.plan, planned.table, planned.plan_s, planned.fillers)
+            owner.metrics.add_step(
+                planned.plan, planned.table, planned.plan_s, planned.fillers, planned.encoders
+            )
             if self._is_latest():
                 owner.cursor = planned.behind
         return batch
@@ -290,6 +314,12 @@ def _shares(
     """One rank's work from ``cursor`` to the end of the epoch, drawn before it is given out."""
     for planned in ahead(lambda: planning.epoch(cursor), PLAN_AHEAD, timeout_s=timeout_s):
         given.append(planned)
+        samples = int(np.count_nonzero(planned.table.num_loss_tokens))
+        if planned.separate is not None:
+            yield from planned.separate.shares(
+                planned.table, rank=rank, step=planned.number, step_samples=samples
+            )
+            continue
         yield from shares_of_rank(
             planned.plan,
             planned.table,
@@ -297,7 +327,7 @@ def _shares(
             step=planned.number,
             fillers=planned.fillers,
             every_slot=planning.every_slot,
-            step_samples=int(np.count_nonzero(planned.table.num_loss_tokens)),
+            step_samples=samples,
         )
 
 

@@ -14,8 +14,9 @@ from balancer import POLICIES, CostModel, StepPlan, Topology, plan_step
 from balancer.planning.problem import SYNC_MODES
 from balancer.runtime import world
 from loaders.arguments import (
-    check_address,
     border_options,
+    check_address,
+    check_assignment,
     check_choice,
     check_count,
     check_faults,
@@ -26,12 +27,13 @@ from loaders.arguments import (
     checked_degrees,
     checked_pads,
     chosen_seed,
-    refuse_without_effect,
     refuse_over_streams,
+    refuse_without_effect,
     sample_capacity,
     slot_options,
 )
 from loaders.balanced import (
+    PLAN_LIMIT_S,
     Balanced,
     InProcess,
     OrderSampler,
@@ -52,8 +54,9 @@ from loaders.opening import open_order
 from loaders.ray_engine import open_engine
 from loaders.ray_engine.demand import coming_tokens
 from loaders.reader import CollateFn, Reader
-from loaders.rehearsal import HeavyBatch, heaviest, rehearsed
 from loaders.reading import Noted, ReadingLoader
+from loaders.rehearsal import HeavyBatch, heaviest, rehearsed
+from loaders.separate import ASSIGNMENTS, SeparateReader, check_sources, separate_planner
 from loaders.sources.streams import is_stream
 from loaders.state import from_state, to_state
 from loaders.steps import Steps, StepTokens
@@ -111,6 +114,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         address: of the Ray cluster; without it ``RAY_ADDRESS``, or a new one on this machine.
         phases: cost of the encoders, by the names that a source's ``phases()`` has: each a
             `balancer.phases.Phase` or a cost model. Without it the encoders' work is not planned.
+        assignment: of the phases: ``"joint"``, a sample's media are encoded on the ranks that read it;
+            ``"separate"``, each encoder's work is divided by itself, its batches come first in each step, and
+            their rows travel as ``batch.exchanges`` says (`balancer.runtime.Handover`).
         fill_media: give a rank that has no medium of a kind which others have the smallest one there is, so
             that all run the same encoders; ``None``: where ranks meet in every micro-batch. Takes the
             filler's few tokens off ``max_tokens``.
@@ -178,6 +184,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         engine: str = "local",
         address: str | None = None,
         phases: Mapping[str, Any] | None = None,
+        assignment: str = "joint",
         fill_media: bool | None = None,
         on_error: str = "raise",
         max_errors: int | float = 0.01,
@@ -214,6 +221,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             "slots_multiple_of": (slots_multiple_of, 1),
             "device": (device, None),
             "group_media": (group_media, False),
+            "assignment": (assignment, "joint"),
         }
         self.max_tokens = max_tokens
         self._streaming: Streaming | None = None
@@ -263,6 +271,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         check_faults(on_error, max_errors, quarantine)
         check_slots(micro_batches, slots_multiple_of, max_samples, phases)
         check_grouping(group_media, sync)
+        check_choice("assignment", assignment, ASSIGNMENTS)
+        separate = assignment == "separate"
+        if separate:
+            check_assignment(phases, fill_media, group_media)
         self.memory = memory
         if memory is not None:
             max_tokens = memory.lowered(max_tokens)
@@ -370,6 +382,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "window only has an effect on an IterableDataset: other data is planned as a whole."
             )
         fills = (sync == "micro_batch" and collate_fn is None) if fill_media is None else fill_media
+        fills = fills and not separate
         self._filler_sizes = filler_sizes(dataset, collate_fn) if fills else {}
         room = max_tokens - filler_room(self._filler_sizes)
         capacity = sample_capacity(room, self.cp_degrees)
@@ -412,13 +425,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.__dict__["batch_sampler"] = StepSampler(steps, self._order_sampler)  # torch has no setter
         self._is_accelerate_prepared = True  # it is sharded by rank already
 
-        reader = Reader(
+        reader: Any = Reader(
             [catalog.source for catalog in opened.catalogs],
             capacity=capacity,
             collate_fn=collate_fn,
             pad_to=self.pad_to,
             skip_faults=on_error == "skip",
         )
+        if separate:
+            check_sources(reader.sources, collate_fn, engine)
+            reader = SeparateReader(
+                reader.sources,
+                sorted(phases or {}),
+                capacity=capacity,
+                pad_to=self.pad_to,
+                skip_faults=on_error == "skip",
+            )
         reading_arguments = {**torch_arguments, "collate_fn": None, "in_order": True}
         target = None if device is None else checked_device(device)
         if target is not None and target.type == "cuda":
@@ -440,7 +462,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 here = TimedReader(reader, timeout) if timeout else reader
                 if not pin_memory:
                     return InProcess(here, queue)
-                return ReadingLoader(here, batch_size=None, sampler=queue, **reading_arguments | {"timeout": 0})
+                untimed = reading_arguments | {"timeout": 0}
+                return ReadingLoader(here, batch_size=None, sampler=queue, **untimed)
             return ReadingLoader(Noted(reader), batch_size=None, sampler=queue, **reading_arguments)
 
         planning = Planning(
@@ -449,6 +472,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             planner=plan_step if phases is None else encoders_too(phases, policy),
             fill_media=fills,
             group_media=group_media,
+            separate_phases=separate_planner(phases or {}, policy) if separate else None,
             options={
                 "max_tokens": room,
                 "cost": self.cost,
@@ -484,7 +508,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ),
             groups=lambda: context_groups(self.topology, self.rank, self.cp_degrees, device_mesh),
             quarantine=faults,
-            timeout_s=timeout,
+            timeout_s=max(timeout, PLAN_LIMIT_S) if timeout else 0,
             mover=None if target is None else mover_for(target),
         )
         self._reader = reader
@@ -621,7 +645,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def worst(
         self, count: int = 1, *, by: str = "tokens", epoch: int | None = None, steps: int | None = None
     ) -> list[HeavyBatch]:
-        """The heaviest micro-batches of an epoch (by default the current one), found without reading anything.
+        """The heaviest micro-batches of an epoch (by default the current one), found without reading.
 
         Args:
             count: how many, heaviest first.
@@ -642,6 +666,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         they are. All ranks must call it with equal arguments, which are those of `worst`.
         """
         heavy = self.worst(count, by=by, epoch=epoch, steps=steps)
+        if not isinstance(self._reader, Reader):
+            raise RuntimeError('rehearse plays one micro-batch at a time, so not with assignment="separate".')
         return rehearsed(self._required(), self._reader, heavy)
 
     def _required(self) -> Balanced:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from loaders.faults import Fault, fault_of, must_stop, raise_named
 from loaders.labels import IGNORED
+from loaders.slate import note
 from loaders.sources.base import Rows, Source
 
 FILLER_TOKEN = 0
@@ -30,6 +31,8 @@ def read_rows(
     Raises:
         SampleError: a row fails and ``skip`` is off. Errors that name the row themselves come as they are.
     """
+    if rows.size:
+        note(source, int(rows[0]))
     try:
         return source.read(rows), []
     except Exception as error:
@@ -39,6 +42,7 @@ def read_rows(
     parts: list[Rows] = []
     faults: list[Fault] = []
     for row, size in zip(rows.tolist(), num_tokens.tolist(), strict=True):
+        note(source, row)
         try:
             parts.append(source.read(np.array([row], np.int64)))
         except Exception as error:

@@ -1,0 +1,106 @@
+"""What a reading worker sets up for itself before the user's own ``worker_init_fn``.
+
+- It notes what it reads on a slate that the training process can see.
+- It leaves Ctrl-C to the training process, which then ends it; so no worker prints a traceback of its own.
+- It ends with the training process, also when that was killed: a thread looks for it every second. Torch's
+  own check comes between batches only, and a worker that is writing to a pipe which nobody reads stays.
+- A batch that cannot be sent (it cannot be pickled, or /dev/shm is full) ends the worker with its last
+  words. Python's queue would print a traceback and drop the batch, and the training process wait for ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.queues
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.utils.data
+
+from loaders.slate import FIELDS, Slate, write_on
+from loaders.sources.base import Source
+
+LOOK_S = 1.0
+"""How long a worker may outlive the training process."""
+WORDS = 2000
+"""Bytes of the last words."""
+SPEECHLESS = 77
+"""Exit code of a worker that could not send its batch."""
+
+
+class Desk(ctypes.Structure):
+    """What a worker shares with the training process."""
+
+    _fields_ = [("cells", ctypes.c_int64 * len(FIELDS)), ("words", ctypes.c_char * WORDS)]
+
+
+class WorkerStart:
+    """A ``worker_init_fn``.
+
+    Args:
+        desks: one `Desk` a worker, in shared memory.
+        sources: by the numbers that shares use.
+        then: the user's own ``worker_init_fn``.
+    """
+
+    def __init__(self, desks: Any, sources: Sequence[Source], then: Callable[[int], None] | None) -> None:
+        self.desks = desks
+        self.sources = sources
+        self.then = then
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=_end_with_parent, name="evenload-parent-watch", daemon=True).start()
+        desk = self.desks[worker]
+        write_on(Slate(desk.cells, self.sources))
+        _leave_words(desk)
+        _stay_silent_when_left()
+        if self.then is not None:
+            self.then(worker)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    first = os.getppid()  # under forkserver that of the server, which ends with the training process too
+    while os.getppid() == first and not multiprocessing.connection.wait([parent.sentinel], timeout=LOOK_S):
+        pass
+    # no clean exit: it would wait for the pipe to be read
+    config: dict[str, Any] = getattr(multiprocessing.process.current_process(), "_config", {})
+    folder = config.get("tempdir")
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _leave_words(desk: Desk) -> None:
+    original = multiprocessing.queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
+
+    def said(error: BaseException, item: Any) -> None:
+        is_batch = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], int)
+        if torch.utils.data.get_worker_info() is None or not is_batch:
+            original(error, item)
+            return
+        desk.words = f"{type(error).__name__}: {error}".encode()[: WORDS - 1]
+        os._exit(SPEECHLESS)
+
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(said)  # type: ignore[attr-defined]
+
+
+def _stay_silent_when_left() -> None:
+    """Print nothing where the training process, interrupted, hangs up on a thread that sends it a tensor."""
+    original = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if not issubclass(kind, BrokenPipeError | ConnectionResetError):
+            original(kind, error, trace)
+
+    sys.excepthook = hook
