@@ -12,6 +12,7 @@ from loaders.reporting.report import Report, Row, as_json
 from loaders.reporting.style import CSS
 
 _FEW_STEPS = 8
+_OFTEN, _MUCH = 0.25, 0.1
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -95,7 +96,7 @@ def _change(now: Row | None, after: float, name: str, what: str) -> str:
 
 
 def _notes(report: Report) -> str:
-    found = [_generic_note(report), _memory_note(report), _refused_note(report)]
+    found = [_generic_note(report), _memory_note(report), _refused_note(report), _held_up_note(report)]
     if report.question.steps < _FEW_STEPS:
         steps = words.many(report.question.steps, "step")
         found.append(f"{steps} say little about the spread. Compare more with <code>--steps</code>.")
@@ -135,6 +136,18 @@ def _refused_note(report: Report) -> str:
         f"{words.share(profile.refused_tokens / profile.tokens)} "
         "of all tokens cannot run at these settings and are left out of the times: "
         '<a href="#cannot-fit">which, and what would hold them</a>.'
+    )
+
+
+def _held_up_note(report: Report) -> str:
+    idle = report.best.numbers["idle"]
+    if report.held_up < _OFTEN or idle < _MUCH:
+        return ""
+    widest = words.many(report.recommended.setting.cp_degrees[-1], "rank")
+    return (
+        f"In {words.share(report.held_up)} of the steps the longest sample takes nearly all of the time "
+        f"even on {widest}, and the others wait: {words.share(idle)} of GPU time. No plan changes that; more "
+        "samples a step, wider <code>--cp-degrees</code> or shorter samples do."
     )
 
 

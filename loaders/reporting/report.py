@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from balancer.costs.model import CostModel
 from balancer.policies import POLICIES
@@ -31,6 +32,7 @@ BEFORE = "equal_samples"
 
 BALANCED = "balanced"
 _DEGREE_STEPS = 16
+_MOST_OF_IT = 0.9
 _SHIFTS = (0.5, 2.0)
 
 
@@ -78,6 +80,8 @@ class Report:
     after: Lanes
     """The same step, balanced at the recommended setting."""
     picture_step: int
+    held_up: float
+    """Share of the steps in which the longest sample alone takes 90 % of the recommended plan's time."""
     degrees: tuple[DegreeUse, ...]
     """Of the recommended setting, over the first 16 steps at most."""
 
@@ -136,6 +140,7 @@ def gather(question: Question, admitted: Admitted, lengths_from: str, progress: 
         before=None if before is None else lanes("before", plan(question, at_step, question.given, before)),
         after=lanes("after", plan(question, at_step, best.setting, BALANCED)),
         picture_step=step,
+        held_up=_held_up(question, lengths, steps, best.setting, outcomes[-1].planned_s),
         degrees=_degrees(question, lengths, steps[:_DEGREE_STEPS], best.setting),
     )
 
@@ -217,6 +222,16 @@ def _shifts(
         found.append(Shift(attention=factor, times=times))
         progress("sensitivity", number + 1, len(_SHIFTS))
     return tuple(found)
+
+
+def _held_up(
+    question: Question, lengths: Ints, steps: list[Ints], best: Setting, planned_s: NDArray[np.float64]
+) -> float:
+    """Share of the steps that no plan can shorten much, since their longest sample takes that long."""
+    cost, widest = question.cost.for_topology(question.topology), best.cp_degrees[-1]
+    longest = np.array([lengths[rows].max() for rows in steps], np.int64)
+    alone_s = cost(longest, widest) + cost.fixed_s(widest)
+    return float(np.mean(alone_s >= _MOST_OF_IT * planned_s))
 
 
 def _degrees(question: Question, lengths: Ints, steps: list[Ints], best: Setting) -> tuple[DegreeUse, ...]:

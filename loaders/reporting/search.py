@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from balancer import admission
 from balancer.costs.memory import MemoryEstimate
 from balancer.planning.problem import SYNC_MODES
@@ -49,6 +51,28 @@ class Recommendation:
     """``max_tokens``, ``cp_degrees``, ``sync`` -> why."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Census:
+    """How often each length occurs: what fits is the same for all samples of a length. Axis: K = lengths."""
+
+    lengths: Ints
+    """[K] Rising."""
+    counts: Ints
+    """[K]"""
+
+    @staticmethod
+    def of(lengths: Ints) -> Census:
+        """Count. lengths: [S]."""
+        values, counts = np.unique(lengths, return_counts=True)
+        return Census(lengths=values, counts=counts.astype(np.int64))
+
+    def refused(self, question: Question, setting: Setting) -> int:
+        """Samples that no degree of a setting can hold."""
+        cap, degrees = setting.max_tokens, setting.cp_degrees
+        asked = admission(self.lengths, topology=question.topology, max_tokens=cap, cp_degrees=degrees)
+        return int(self.counts[asked.rows].sum())
+
+
 def candidates(question: Question, lengths: Ints, progress: Progress) -> tuple[Candidate, ...]:
     """Try caps around the given one, the allowed degrees up to each of them, and both ways to meet.
 
@@ -62,9 +86,10 @@ def candidates(question: Question, lengths: Ints, progress: Progress) -> tuple[C
         for cap in caps(question)
         for count in range(len(degrees))
     ]
+    census = Census.of(lengths)
     found = []
     for number, setting in enumerate(grid):
-        found.append(_try(question, lengths, setting))
+        found.append(_try(question, lengths, census, setting))
         progress("settings", number + 1, len(grid))
     return tuple(found)
 
@@ -92,15 +117,10 @@ def fit(question: Question, setting: Setting) -> tuple[str, str]:
     return TOO_LARGE, f"estimated {used / 1e9:,.0f} GB, room for {memory.room_bytes() / 1e9:,.0f} GB"
 
 
-def _try(question: Question, lengths: Ints, setting: Setting) -> Candidate:
+def _try(question: Question, lengths: Ints, census: Census, setting: Setting) -> Candidate:
     verdict, reason = fit(question, setting)
     used = _used(question.memory, setting, question.topology.ranks)
-    refused = admission(
-        lengths,
-        topology=question.topology,
-        max_tokens=setting.max_tokens,
-        cp_degrees=setting.cp_degrees,
-    ).rows.size
+    refused = census.refused(question, setting)
     if refused:
         reason = f"{refused:,} samples would not fit"
         return Candidate(setting=setting, verdict=HOMELESS, used_bytes=used, reason=reason)
@@ -120,13 +140,18 @@ def recommend(question: Question, tried: tuple[Candidate, ...]) -> Recommendatio
     Raises:
         ValueError: none fits.
     """
-    times = {one.setting: one.step_s for one in tried if one.verdict == FITS and one.step_s is not None}
+    given = question.given
+    fits = {one.setting for one in tried if one.verdict == FITS}
+    times = {
+        one.setting: one.step_s
+        for one in tried
+        if one.setting in fits and one.step_s is not None and not _meets_in_vain(one.setting, given, fits)
+    }
     if not times:
         reasons = "; ".join(sorted({f"{one.setting}: {one.reason}" for one in tried})[:3])
         raise ValueError(f"no setting can run these samples: {reasons}")
     fastest_s = min(times.values())
     near = [setting for setting, step_s in times.items() if step_s <= fastest_s * (1 + TOLERANCE)]
-    given = question.given
     best = min(near, key=lambda s: (s.sync != given.sync, s.max_tokens, len(s.cp_degrees)))
     return Recommendation(
         setting=best,
@@ -138,6 +163,16 @@ def recommend(question: Question, tried: tuple[Candidate, ...]) -> Recommendatio
             "sync": _why_sync(tried, best, times[best], given),
         },
     )
+
+
+def _meets_in_vain(setting: Setting, given: Setting, fits: set[Setting]) -> bool:
+    """Whether ranks that meet once a step today would meet in every micro-batch without need.
+
+    Such a plan runs at least as fast where ranks meet once; that the planner finds a better one for the
+    stricter sync is chance.
+    """
+    strict = setting.sync == "micro_batch" and given.sync == "step"
+    return strict and replace(setting, sync="step") in fits
 
 
 def _cell(tried: tuple[Candidate, ...], setting: Setting) -> Candidate | None:
@@ -193,6 +228,8 @@ def _why_sync(tried: tuple[Candidate, ...], best: Setting, best_s: float, given:
     cell = _cell(tried, replace(best, sync=other))
     if cell is not None:
         parts.append(f"{other} {_with_verb(_compared(cell, best_s))}")
+        if best.sync == "step" and cell.step_s is not None and cell.step_s < best_s:
+            parts.append("which is the planner's chance: its plans would also run where ranks meet once")
     if best.sync != given.sync:
         parts.append(f"you asked about {given.sync}")
     return "; ".join(parts) + "."
@@ -207,12 +244,12 @@ def tuned_static(
     what a careful user reaches without a degree for each micro-batch.
     """
     fitting = [cap for cap in caps(question) if fit(question, replace(best, max_tokens=cap))[0] == FITS]
-    policies = static_policies(question.topology.ranks)
+    census, policies = Census.of(lengths), static_policies(question.topology.ranks)
     grid = [
         Setting(cap, (degree,), best.sync)
         for cap in fitting
         for degree in question.given.cp_degrees
-        if not admission(lengths, topology=question.topology, max_tokens=cap, cp_degrees=(degree,)).rows.size
+        if not census.refused(question, Setting(cap, (degree,), best.sync))
     ]
     found: list[tuple[float, Setting, str]] = []
     for number, setting in enumerate(grid):
