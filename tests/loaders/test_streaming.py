@@ -8,73 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, get_worker_info
 
 from balancer import Topology
 from loaders import DataLoader
 from loaders.faults import SampleError
 from loaders.media.quarantine import TooManyRejects
 from tests.loaders.arrays import epoch_of
+from tests.loaders.streams import Endless, Stateful, Stream, contents
 from tests.support.ranks import run_ranks
 
 CAP = 32
-
-
-class Stream(IterableDataset):
-    """Samples of the given lengths; token t of sample r is ``1000 * r + t``. Workers share them out."""
-
-    def __init__(self, lengths, masked=False):
-        self.lengths = lengths
-        self.masked = masked
-        self.reads = 0
-
-    def __iter__(self):
-        worker = get_worker_info()
-        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for row in range(first, len(self.lengths), step):
-            yield self.sample(row)
-
-    def sample(self, row):
-        self.reads += 1
-        tokens = 1000 * row + np.arange(self.lengths[row])
-        sample = {"input_ids": tokens, "key": f"sample {row}"}
-        if self.masked:
-            sample["labels"] = np.where(np.arange(tokens.size) % 3, tokens, -100)
-        return sample
-
-
-class Stateful(Stream):
-    """The same, with a state."""
-
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.at = 0
-
-    def __iter__(self):
-        while self.at < len(self.lengths):
-            self.at += 1
-            yield self.sample(self.at - 1)
-        self.at = 0
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        for row in itertools.count():
-            yield [row] * (1 + row % 13)
-
-
-def contents(steps):
-    """What a step is made of: everything that training would see."""
-    return [
-        [(batch.step, batch["input_ids"].tolist(), batch["labels"].tolist()) for batch in step]
-        for step in steps
-    ]
 
 
 lengths = st.lists(st.integers(0, 50), max_size=40)
@@ -85,7 +28,7 @@ lengths = st.lists(st.integers(0, 50), max_size=40)
     lengths=lengths,
     batch_size=st.integers(1, 5),
     window=st.integers(1, 5),
-    oversize=st.sampled_from(["drop", "truncate"]),
+    oversize=st.sampled_from(["drop", "truncate", "split"]),
     drop_last=st.booleans(),
     masked=st.booleans(),
 )
@@ -104,7 +47,7 @@ def test_every_sample_once_no_cap_exceeded_and_as_many_steps_as_without_a_window
     steps = epoch_of(loader)
     wanted = kept[: len(kept) // batch_size * batch_size] if drop_last else kept
     assert len(steps) == -(-len(wanted) // batch_size)
-    seen = []
+    seen, step_of_row, tokens_of_row = [], {}, {}
     for number, step in enumerate(steps):
         assert len({batch.step for batch in step} | {number}) == 1
         assert step[0].step_loss_tokens == sum(int((batch["shift_labels"] != -100).sum()) for batch in step)
@@ -112,24 +55,32 @@ def test_every_sample_once_no_cap_exceeded_and_as_many_steps_as_without_a_window
             assert 1 <= batch["input_ids"].shape[1] <= CAP
             assert batch.num_loss_tokens == int((batch["labels"] != -100).sum())
             bounds = batch["cu_seq_lens_q"].tolist()
-            for (_, row), a, b in zip(batch.sample_ids.tolist(), bounds[:-1], bounds[1:], strict=True):
-                tokens = [1000 * row + t for t in range(min(lengths[row], CAP))]
+            ids, starts = batch.sample_ids.tolist(), batch.starts.tolist()
+            for (_, row), start, a, b in zip(ids, starts, bounds[:-1], bounds[1:], strict=True):
+                tokens = [1000 * row + t for t in range(start, min(lengths[row], start + CAP))]
                 assert batch["input_ids"][0, a:b].tolist() == tokens
-                seen.append(row)
+                if oversize == "split":
+                    step_of_row.setdefault(row, number)
+                    assert step_of_row[row] == number  # pieces stay together
+                tokens_of_row[row] = tokens_of_row.get(row, 0) + b - a
+                if start == 0:
+                    seen.append(row)
             assert batch.columns["key"] == [f"sample {row}" for _, row in batch.sample_ids.tolist()]
     assert sorted(seen) == wanted
+    most = sum(lengths) if oversize == "split" else CAP
+    assert tokens_of_row == {row: min(lengths[row], most) for row in wanted}
     for first in range(0, len(steps), window):  # no sample leaves its window
         held = [
             int(row)
             for step in steps[first : first + window]
             for batch in step
-            for row in batch.sample_ids[:, 1]
+            for row in batch.sample_ids[batch.starts == 0, 1]
         ]
         assert sorted(held) == wanted[first * batch_size : (first + window) * batch_size]
     report = loader.metrics()
     assert report["kept"] == len(kept)
     assert report["empty"] == lengths.count(0)
-    assert report["dropped"] + report["truncated"] == sum(n > CAP for n in lengths)
+    assert report["dropped"] + report["truncated"] + report["split"] == sum(n > CAP for n in lengths)
 
 
 @settings(max_examples=60)
@@ -219,21 +170,24 @@ def test_an_error_of_the_stream_names_the_sample():
 
 def test_what_a_stream_cannot_do_is_said():
     stream = Stream([3, 40])
-    for name, value in (("step_tokens", 8), ("global_batch_size", 2), ("length", "n")):
-        with pytest.raises(
-            ValueError, match=f"{name} cannot be used with max_tokens over an IterableDataset"
-        ):
-            DataLoader(stream, max_tokens=8, **{name: value})
-    with pytest.raises(ValueError, match="oversize must be one of error, drop, truncate"):
-        DataLoader(stream, max_tokens=8, oversize="split")
-    with pytest.raises(ValueError, match="sample 1 has 40 tokens, max_tokens is 8"):
+    for arguments, match in (
+        ({"step_tokens": 8}, "step_tokens over an IterableDataset needs exchange=True"),
+        ({"length": [3, 40]}, "length must name an entry of a stream's samples"),
+        ({"fill_media": True}, "fill_media cannot be used over an IterableDataset"),
+        ({"global_batch_size": 3, "topology": Topology(ranks=2), "rank": 0}, "must be a multiple of the 2"),
+        (
+            {"cp_degrees": (1, 2), "topology": Topology(ranks=2), "rank": 0},
+            "cp_degrees=.*needs exchange=True",
+        ),
+    ):
+        with pytest.raises(ValueError, match=match):
+            DataLoader(stream, max_tokens=8, **arguments)
+    with pytest.raises(ValueError, match="sample 1 has 40 tokens; a sample may have at most 8"):
         list(DataLoader(stream, max_tokens=8))
     with pytest.raises(RuntimeError, match="must agree on each step"):
         next(iter(DataLoader(stream, max_tokens=64, topology=Topology(ranks=2), rank=0)))
     with pytest.raises(ValueError, match="window only has an effect on an IterableDataset"):
         DataLoader([[1, 2]], max_tokens=8, window=2)
-    with pytest.raises(ValueError, match="exchange=True is not available"):
-        DataLoader(stream, max_tokens=64, exchange=True)
     state = DataLoader(stream, max_tokens=64, exchange=False).state_dict()
     with pytest.raises(ValueError, match="window was 4, is 2"):
         DataLoader(stream, max_tokens=64, window=2).load_state_dict(state)
