@@ -172,6 +172,17 @@ def border_options(bos: int | None, eos: int | None, engine: str) -> dict[str, A
     return {"borders": {"bos": bos, "eos": eos}}
 
 
+def check_assignment(phases: Any, fill_media: Any, group_media: bool) -> None:
+    """What goes with encoders that have an assignment of their own."""
+    if not phases:
+        raise ValueError('assignment="separate" divides the work of phases=, which are not given.')
+    if fill_media or group_media:
+        raise ValueError(
+            'fill_media and group_media have no effect with assignment="separate": every rank is given media '
+            "to encode in each step that has any."
+        )
+
+
 def check_grouping(group_media: bool, sync: str) -> None:
     """Where ranks meet only once a step, it does not matter which encoders they run before."""
     if group_media and sync != "micro_batch":

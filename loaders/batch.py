@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from balancer.exchange import ExchangeTable
 from loaders.faults import Fault
 
 
@@ -45,6 +46,10 @@ class Place:
     """Data ranks of the job."""
     step_samples: int = -1
     """Samples and pieces of the step that have labels, over all ranks; -1 where that is not known."""
+    phase: str = "language"
+    """The part of the model that runs on it; an encoder's name where encoders have their own assignment."""
+    last_in_phase: bool = False
+    """Whether it is this rank's last batch of an encoder in the step: then all ranks exchange its rows."""
 
     @property
     def is_dummy(self) -> bool:
@@ -73,6 +78,10 @@ class Batch(dict[str, Any]):
     """Further columns of the samples, one value for each row of ``sample_ids``."""
     counts: Mapping[str, int] = MappingProxyType({})
     """What happened to the samples when they were read: rejected, corrected, repaired."""
+    exchanges: Mapping[str, ExchangeTable] = MappingProxyType({})
+    """Of an encoder's batch: where the rows of each kind of medium go in this step."""
+    feature_rows: Mapping[str, slice] = MappingProxyType({})
+    """Of a batch whose media are encoded elsewhere: by kind, its rows among those that this rank receives."""
     faults: tuple[Fault, ...] = ()
     """Samples that could not be read: they keep their places, tokens 0 and labels -100."""
 

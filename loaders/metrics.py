@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,12 +67,17 @@ class Metrics:
         )
 
     def add_step(
-        self, plan: StepPlan, table: SampleTable, plan_s: float, fillers: Fillers | None = None
+        self,
+        plan: StepPlan,
+        table: SampleTable,
+        plan_s: float,
+        fillers: Fillers | None = None,
+        encoders: Mapping[str, StepPlan] = MappingProxyType({}),
     ) -> None:
-        """Count a step whose last micro-batch has been given out."""
+        """Count a step whose last micro-batch has been given out; ``encoders`` are plans of their own."""
         self.filled.update(() if fillers is None else fillers.kind)
         for name, units in table.phases.items():
-            load = unit_load(plan, units)
+            load = unit_load(encoders.get(name, plan), units)
             mean = float(load.mean())
             self.units[name] = self.units.get(name, 0) + int(units.sum())
             imbalance = float(load.max()) / mean if mean else 1.0

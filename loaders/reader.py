@@ -185,6 +185,8 @@ def place_of(share: Share) -> Place:
         step_loss_tokens=share.step_loss_tokens,
         num_ranks=share.num_ranks,
         step_samples=share.step_samples,
+        phase=share.phase,
+        last_in_phase=share.last_in_phase,
     )
 
 

@@ -11,6 +11,9 @@ from balancer.plan import StepPlan
 from loaders.media.presence import Fillers
 from packing.table import SampleTable
 
+LANGUAGE = "language"
+"""The phase of batches that are read with everything that belongs to them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Share:
@@ -36,6 +39,10 @@ class Share:
     """[N] Labels of the piece that count in the loss."""
     step_samples: int = -1
     """Samples and pieces of the step that have labels; -1 where that is not known."""
+    phase: str = LANGUAGE
+    """The part of the model that runs on it."""
+    last_in_phase: bool = False
+    """Whether it is the rank's last of an encoder in the step."""
     fillers: tuple[str, ...] = ()
     """Kinds of media that are added because other ranks have some, each as a sequence of its own."""
 

@@ -10,6 +10,7 @@ from balancer.runtime import process_rank
 from balancer.runtime.agreement import all_gather_int
 from loaders.batch import Batch
 from loaders.labels import IGNORED
+from loaders.shares import LANGUAGE
 
 UNKNOWN = -(1 << 40)
 """Outweighs the samples of any step."""
@@ -38,7 +39,7 @@ def _samples_with_labels(batch: Batch) -> int:
     Where a rank does not see them whole (shared sequences, a ``collate_fn`` of the user's) that is not known,
     and a number comes that makes the step's sum negative.
     """
-    if batch.place.is_dummy:
+    if batch.place.is_dummy or batch.phase != LANGUAGE:
         return 0
     if batch.cp_degree > 1 or "shift_labels" not in batch:
         return UNKNOWN

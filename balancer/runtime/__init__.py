@@ -5,6 +5,7 @@ from .attention import attention
 from .clipping import clip_grad_norm
 from .exchange import exchange, keep_in_graph
 from .groups import ContextGroups
+from .handover import Handover
 from .host import HostGroup
 from .loss import auxiliary_weight, sample_weights, scale_loss, sum_over_ranks
 from .protocol import RunnableBatch
@@ -15,6 +16,7 @@ from .world import process_rank, world
 
 __all__ = [
     "ContextGroups",
+    "Handover",
     "HostGroup",
     "RunnableBatch",
     "Watch",

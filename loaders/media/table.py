@@ -79,6 +79,17 @@ class MediaTable:
             found[kind][row[used & (self.kind == KINDS.index(kind))]] = True
         return found
 
+    def media_tokens(self, kinds: tuple[str, ...]) -> dict[str, NDArray[np.int64]]:
+        """Language tokens of each row's media of a kind, [S] by kind; 0 where the row is not used."""
+        row = np.repeat(np.arange(self.lengths.size), np.diff(self.offsets))
+        used = self.tokens * (self.lengths[row] > 0)
+        return {
+            kind: np.bincount(row, used * (self.kind == KINDS.index(kind)), self.lengths.size).astype(
+                np.int64
+            )
+            for kind in kinds
+        }
+
     def phases(self, names: tuple[str, ...]) -> dict[str, NDArray[np.int64]]:
         """Units of each row by phase, [S] each; 0 where the row is not used."""
         row = np.repeat(np.arange(self.lengths.size), np.diff(self.offsets))
