@@ -80,7 +80,7 @@ def alone():
         for batch in step:
             loss = runtime.scale_loss(model.read(batch, encoded(model, batch)), batch, "sum")
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
         found.append((total, gradients_of(model)))
     return found
 
@@ -103,7 +103,7 @@ def separately(rank, sync):
         features |= {kind: one.rows(batch.feature_rows[kind]) for kind, one in handed.items()}
         loss = runtime.scale_loss(model.read(batch, features), batch, "sum")
         loss.backward()
-        total += float(loss)
+        total += float(loss.detach())
         if batch.last_in_step:
             for one in handed.values():
                 one.backward()
