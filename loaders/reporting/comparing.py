@@ -27,7 +27,7 @@ def ways(report: Report) -> str:
     items = "".join(_way(report, row, end_s) for row in shown_rows(report))
     ticks = "".join(
         f'<i class="tick x{" first" if not value else ""}" style="left:{value / end_s:.3%}">'
-        f"{words.tick_duration(value)}</i>"
+        f"{words.tick_duration(value, end_s)}</i>"
         for value in nice_ticks(end_s, 4)
     )
     scale = f'<li class="scale" aria-hidden="true"><span></span><span class="lane">{ticks}</span></li>'

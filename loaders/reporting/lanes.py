@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Lanes:
-    """One step's timeline. Axes: N = spans of the ranks shown, R = all ranks, Q = points of the curve."""
+    """One step's timeline. Axes: N = spans, V = ranks shown, Q = points of the curve."""
 
     name: str
     policy: str
@@ -29,11 +29,10 @@ class Lanes:
     idle: float
     """Share of the ranks' time in which they wait."""
     ranks: int
-    first_rank: int
-    """Ranks ``first_rank .. first_rank + shown - 1`` are drawn: the neighbours of the slowest."""
-    shown: int
-    rank: Ints
-    """[N]"""
+    shown: Ints
+    """[V] Ranks that are drawn: all in their order, or some of many, from the slowest to the fastest."""
+    lane: Ints
+    """[N] Which of the ranks shown, from the top."""
     start_s: Floats
     """[N] Of many, neighbours of one degree are joined."""
     end_s: Floats
@@ -41,26 +40,25 @@ class Lanes:
     cp_degree: Ints
     """[N]"""
     shown_busy_s: Floats
-    """[shown] Seconds that each rank shown computes."""
+    """[V] Seconds that each rank shown computes."""
     shown_micro_batches: Ints
-    """[shown]"""
+    """[V]"""
     busy_curve_s: Floats
     """[Q] Seconds that ranks compute, all ranks, falling; at most 256 of them, evenly taken."""
 
 
 def lanes(name: str, plan: StepPlan) -> Lanes:
-    """Cut a plan's timeline to the neighbours of its slowest rank."""
+    """Cut a plan's timeline to ranks evenly taken between its slowest and its fastest."""
     spans = timeline(plan)
-    shown = min(plan.ranks, MOST_RANKS)
-    slowest = int(plan.rank_time_s.argmax())
-    first = min(slowest // shown * shown, plan.ranks - shown)
-    mine = np.flatnonzero((spans.rank >= first) & (spans.rank < first + shown))
-    order = mine[np.lexsort((spans.start_s[mine], spans.rank[mine]))]
+    shown = _shown(plan)
+    lane_of = np.full(plan.ranks, -1, np.int64)
+    lane_of[shown] = np.arange(shown.size)
+    mine = np.flatnonzero(lane_of[spans.rank] >= 0)
+    order = mine[np.lexsort((spans.start_s[mine], lane_of[spans.rank[mine]]))]
     degree = plan.micro_batches.cp_degree[spans.micro_batch[order]].astype(np.int64)
-    rank, start, end = spans.rank[order], spans.start_s[order], spans.end_s[order]
-    counts = np.bincount(rank - first, minlength=shown).astype(np.int64)
-    heads = _heads(rank, degree, start, end) if rank.size > _MOST_SPANS else np.arange(rank.size)
-    tails = np.append(heads[1:], rank.size) - 1 if rank.size else heads
+    lane, start, end = lane_of[spans.rank[order]], spans.start_s[order], spans.end_s[order]
+    heads = _heads(lane, degree, start, end) if lane.size > _MOST_SPANS else np.arange(lane.size)
+    tails = np.append(heads[1:], lane.size) - 1 if lane.size else heads
     falling = np.sort(plan.rank_time_s)[::-1]
     points = np.unique(np.linspace(0, plan.ranks - 1, min(plan.ranks, _MOST_POINTS)).astype(np.int64))
     busy = float(plan.rank_time_s.sum()) / (plan.time_s * plan.ranks) if plan.time_s > 0 else 1.0
@@ -70,24 +68,31 @@ def lanes(name: str, plan: StepPlan) -> Lanes:
         time_s=plan.time_s,
         idle=max(1.0 - busy, 0.0),
         ranks=plan.ranks,
-        first_rank=first,
         shown=shown,
-        rank=rank[heads],
+        lane=lane[heads],
         start_s=start[heads],
         end_s=end[tails],
         cp_degree=degree[heads],
-        shown_busy_s=plan.rank_time_s[first : first + shown],
-        shown_micro_batches=counts,
+        shown_busy_s=plan.rank_time_s[shown],
+        shown_micro_batches=np.bincount(lane, minlength=shown.size).astype(np.int64),
         busy_curve_s=falling[points],
     )
 
 
-def _heads(rank: Ints, degree: Ints, start: Floats, end: Floats) -> Ints:
-    """First spans of runs that follow each other without a gap, on one rank at one degree."""
-    if not rank.size:
+def _shown(plan: StepPlan) -> Ints:
+    """[V] All ranks, or some of many by how long they compute."""
+    if plan.ranks <= MOST_RANKS:
+        return np.arange(plan.ranks)
+    by_time = np.argsort(-plan.rank_time_s, kind="stable")
+    return by_time[np.linspace(0, plan.ranks - 1, MOST_RANKS).astype(np.int64)]
+
+
+def _heads(lane: Ints, degree: Ints, start: Floats, end: Floats) -> Ints:
+    """First spans of runs that follow each other without a gap, of one rank at one degree."""
+    if not lane.size:
         return np.zeros(0, np.int64)
     joined = (
-        (rank[1:] == rank[:-1])
+        (lane[1:] == lane[:-1])
         & (degree[1:] == degree[:-1])
         & (start[1:] <= end[:-1] + 1e-9 * max(float(end.max()), 1e-9))
     )

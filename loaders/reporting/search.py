@@ -18,6 +18,7 @@ TOLERANCE = 0.01
 """Settings this much slower than the fastest count as equal; the least demanding of them is recommended."""
 
 LEAST_CAP = 512
+_EQUAL = 0.0005
 FITS, TOO_LARGE, UNKNOWN, HOMELESS, REFUSED = "fits", "too large", "not known", "too short", "cannot plan"
 CAP_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -184,7 +185,7 @@ def _compared(cell: Candidate, best_s: float) -> str:
     if cell.step_s is None:
         return cell.reason or cell.verdict
     slower = cell.step_s / best_s - 1
-    if abs(slower) < 0.0005:
+    if abs(slower) < _EQUAL:
         return "takes as long"
     words = f"takes {share(abs(slower))} {'more' if slower > 0 else 'less'} time"
     return words if cell.verdict == FITS else f"{words}, but {cell.reason}"
@@ -228,8 +229,9 @@ def _why_sync(tried: tuple[Candidate, ...], best: Setting, best_s: float, given:
     cell = _cell(tried, replace(best, sync=other))
     if cell is not None:
         parts.append(f"{other} {_with_verb(_compared(cell, best_s))}")
-        if best.sync == "step" and cell.step_s is not None and cell.step_s < best_s:
-            parts.append("which is the planner's chance: its plans would also run where ranks meet once")
+        once_s, often_s = (best_s, cell.step_s) if best.sync == "step" else (cell.step_s, best_s)
+        if once_s is not None and often_s is not None and once_s > often_s * (1 + _EQUAL):
+            parts.append("that meeting less often is slower is the planner's chance, not a gain of meeting")
     if best.sync != given.sync:
         parts.append(f"you asked about {given.sync}")
     return "; ".join(parts) + "."

@@ -140,14 +140,14 @@ def cannot_fit(report: Report) -> str:
         lead = f"None: the longest has {profile.longest:,} tokens, {ranks} hold {room:,}."
         return _section("cannot-fit", title, lead, "")
     shown = profile.refused_listed[:_LISTED]
-    rows = [[origin, f"{row:,}", f"{tokens:,}"] for origin, row, tokens in shown]
+    rows = [[origin, f"{tokens:,}"] for origin, _, tokens in shown]
     lead = (
         f"{profile.refused:,} of {words.many(profile.samples, 'sample')} have more than the {room:,} tokens "
         f"that {ranks} hold, together {words.share(profile.refused_tokens / profile.tokens)} of all tokens. "
         f"{_way_out(report)} Or let the loader drop, truncate or split them (<code>oversize=</code>)."
     )
     more = f"the {_LISTED} longest" if profile.refused > len(shown) else "all of them"
-    listed = table(f"Where they are: {more}", ["sample", "row over all files", "tokens"], rows, folded=False)
+    listed = table(f"Where they are: {more}", ["sample", "tokens"], rows, folded=False)
     return _section("cannot-fit", title, lead, listed)
 
 

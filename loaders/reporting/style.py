@@ -79,7 +79,7 @@ th:first-child, td:first-child { text-align: left; }
 thead th { color: var(--soft); }
 tbody tr { border-top: 1px solid var(--line); }
 .scroll { overflow-x: auto; }
-.scroll td, .scroll th { white-space: nowrap; }
+.scroll td, .scroll thead th { white-space: nowrap; }
 details { margin-top: 1rem; }
 details table { margin-top: .6rem; }
 summary { cursor: pointer; color: var(--ours); width: max-content; max-width: 100%; }

@@ -1,4 +1,4 @@
-"""Timelines of one step: the ranks around the slowest, and all ranks by how long they compute."""
+"""Timelines of one step: what some ranks do, and how long all of them compute."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ _KINDS = {"before": "rival", "after": "ours"}
 
 
 def lanes_chart(report: Report, lanes: Lanes, most_s: float, title: str) -> str:
-    """What the ranks around the slowest one do during the step."""
+    """What ranks do during the step."""
     degrees = report.question.given.cp_degrees
-    shapes = [_lane(lanes, rank, most_s, degrees) for rank in range(lanes.shown)]
+    count = lanes.shown.size
+    shapes = [_lane(lanes, lane, most_s, degrees) for lane in range(count)]
     shapes.append(upright(lanes.time_s / most_s, "stop"))
-    every = max(1, lanes.shown // 4)
-    first, last = lanes.first_rank, lanes.first_rank + lanes.shown - 1
-    some = f"ranks {first:,} to {last:,} of {lanes.ranks:,}, around the slowest"
-    shown = "all ranks" if lanes.shown == lanes.ranks else some
+    every = max(1, count // 4)
+    some = f"{count} of {lanes.ranks:,}, from the slowest to the fastest"
+    shown = "all" if count == lanes.ranks else some
     ends = Tick(lanes.time_s / most_s, f"step ends, {words.duration(lanes.time_s)}")
     said = f"{words.duration(lanes.time_s)} a step, ranks wait {words.share(lanes.idle)} of the time"
     chart = plot(
         "".join(shapes),
-        label=f"{title}: timeline of {shown}; {said}",
-        height=max(4 + 8 * lanes.shown, 60),
+        label=f"{title}: timeline of ranks ({shown}); {said}",
+        height=max(4 + 8 * count, 60),
         x=_time_ticks(most_s),
-        y=[
-            Tick(1 - (rank + 0.5) / lanes.shown, f"{first + rank:,}") for rank in range(0, lanes.shown, every)
-        ],
+        y=[Tick(1 - (lane + 0.5) / count, f"{lanes.shown[lane]:,}") for lane in range(0, count, every)],
         marks=[ends],
         y_title=f"rank ({shown})",
         x_title="time from the start of the step",
@@ -47,34 +45,34 @@ def lanes_chart(report: Report, lanes: Lanes, most_s: float, title: str) -> str:
     )
 
 
-def _lane(lanes: Lanes, rank: int, most_s: float, degrees: Sequence[int]) -> str:
-    height = 1 / lanes.shown
-    top, thick = (rank + 0.12) * height, 0.76 * height
-    mine = np.flatnonzero(lanes.rank == lanes.first_rank + rank)
+def _lane(lanes: Lanes, lane: int, most_s: float, degrees: Sequence[int]) -> str:
+    height = 1 / lanes.shown.size
+    top, thick = (lane + 0.12) * height, 0.76 * height
+    mine = np.flatnonzero(lanes.lane == lane)
     gap = 0.0012 if mine.size < 60 else 0.0
     parts = [box(0, lanes.time_s / most_s, top, thick, "idle")]
     for n in mine.tolist():
         start, stop = float(lanes.start_s[n]) / most_s, float(lanes.end_s[n]) / most_s
         kind = shade(int(lanes.cp_degree[n]), degrees)
         parts.append(box(start, max(stop - start - gap, 0.0006), top, thick, kind))
-    number, busy, waits, count = _rank_words(lanes, rank)
+    number, busy, waits, count = _rank_words(lanes, lane)
     told = f"rank {number}: computes {busy} in {count} micro-batches, waits {waits}"
     return f"<g><title>{html.escape(told)}</title>{''.join(parts)}</g>"
 
 
-def _rank_words(lanes: Lanes, rank: int) -> list[str]:
+def _rank_words(lanes: Lanes, lane: int) -> list[str]:
     """Rank, time that it computes, share that it waits, micro-batches."""
-    busy = float(lanes.shown_busy_s[rank])
+    busy = float(lanes.shown_busy_s[lane])
     return [
-        f"{lanes.first_rank + rank:,}",
+        f"{lanes.shown[lane]:,}",
         words.duration(busy),
         words.share(max(1 - busy / lanes.time_s, 0)),
-        f"{lanes.shown_micro_batches[rank]:,}",
+        f"{lanes.shown_micro_batches[lane]:,}",
     ]
 
 
 def _lanes_table(lanes: Lanes) -> str:
-    rows = [_rank_words(lanes, rank) for rank in range(lanes.shown)]
+    rows = [_rank_words(lanes, lane) for lane in range(lanes.shown.size)]
     return table("Ranks as a table", ["rank", "computes", "waits", "micro-batches"], rows)
 
 
@@ -88,7 +86,7 @@ def lanes_legend(report: Report) -> str:
 
 def _time_ticks(most_s: float) -> list[Tick]:
     values = nice_ticks(most_s, 5)
-    return [Tick(value / most_s, words.tick_duration(value)) for value in values]
+    return [Tick(value / most_s, words.tick_duration(value, most_s)) for value in values]
 
 
 def busy_chart(report: Report) -> str:
@@ -106,7 +104,7 @@ def busy_chart(report: Report) -> str:
         label=f"Computing time of all ranks, longest first. {told}",
         height=190,
         x=[Tick(place, words.tick_share(place)) for place in (0, 0.25, 0.5, 0.75, 1)],
-        y=[Tick(value / most, words.tick_duration(value)) for value in nice_ticks(most, 4)],
+        y=[Tick(value / most, words.tick_duration(value, most)) for value in nice_ticks(most, 4)],
         y_title="time that a rank computes",
         x_title="ranks, slowest first",
     )

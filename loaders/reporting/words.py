@@ -55,7 +55,7 @@ def three(number: float) -> str:
 
 def short(number: float) -> str:
     """``950``, ``1.24 M``."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= limit * 0.9995:
             return f"{three(number / limit)} {unit}"
     return f"{number:,.0f}"
@@ -71,12 +71,14 @@ def tick_share(part: float) -> str:
     return f"{tick(100 * part)} %"
 
 
-def tick_duration(seconds: float) -> str:
-    """A round time: ``5 s``, ``20 ms``; nothing for 0 but ``0``."""
-    for unit, scale in (("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("\u00b5s", 1e-6)):
-        if seconds >= (180 if unit == "min" else scale):
+def tick_duration(seconds: float, most_s: float) -> str:
+    """A round time in the unit of its axis: ``5 s``, ``20 ms``; 0 has none."""
+    if seconds == 0:
+        return "0"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("\u00b5s", 1e-6)):
+        if most_s >= scale * 0.9995 or unit == "\u00b5s":
             return f"{tick(seconds / scale)} {unit}"
-    return tick(seconds)
+    raise AssertionError("microseconds take whatever is left")
 
 
 def share(part: float) -> str:
