@@ -642,6 +642,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         chosen = balanced.cursor.epoch if epoch is None else epoch
         return whereabouts(balanced.planning, chosen, source, row)
 
+    @property
+    def planning(self) -> Planning:
+        """How steps are planned, the same on all ranks."""
+        return self._required().planning
+
+    @property
+    def source_names(self) -> Sequence[str]:
+        """Of the sources, by the numbers that ``sample_ids`` have."""
+        return self._names
+
     def worst(
         self, count: int = 1, *, by: str = "tokens", epoch: int | None = None, steps: int | None = None
     ) -> list[HeavyBatch]:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from loaders.cli import calibrate, pack, plan, report, simulate, version
+from loaders.cli import calibrate, inspect_data, pack, plan, report, simulate, status, version
 from loaders.cli.errors import EXPECTED
 from loaders.cli.errors import report as tell
 
@@ -21,9 +21,11 @@ app = typer.Typer(
 app.command("pack")(pack.pack_command)
 app.command("version")(version.version_command)
 app.command("plan")(plan.plan)
+app.command("inspect")(inspect_data.inspect_data)
 app.command("simulate")(simulate.simulate)
 app.command("report")(report.report)
 app.command("calibrate")(calibrate.calibrate)
+app.command("status")(status.status_command)
 
 
 def main() -> None:
