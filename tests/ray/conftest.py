@@ -1,0 +1,45 @@
+"""One cluster for all tests here: two nodes of one CPU on this machine."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/ray/" in str(item.path):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Nodes that are lost are noticed within two seconds instead of ten."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    quick = {
+        "health_check_initial_delay_ms": 500,
+        "health_check_period_ms": 500,
+        "health_check_timeout_ms": 500,
+        "health_check_failure_threshold": 3,
+    }
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": quick},
+    )
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def address(cluster):
+    """Of the cluster, which is left behind empty."""
+    yield cluster.address
+    import ray
+
+    ray.shutdown()
