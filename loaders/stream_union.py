@@ -127,51 +127,61 @@ class Own:
 
 
 class Told:
-    """What all ranks know: the samples that were told and are not yet done. Equal on all of them."""
+    """What all ranks know: the samples that were told and are not yet done. Equal on all of them.
+
+    Args:
+        begun: [R] samples of each stream that are done.
+        ended: [R] which streams are known to be at their end.
+        phases: of the samples.
+    """
 
     def __init__(self, begun: NDArray[np.int64], ended: NDArray[np.int64], phases: tuple[str, ...]) -> None:
         self.begun = begun
-        """[R] Samples of each stream that are done."""
         self.ended = ended > 0
-        self.tables = [nothing(phases) for _ in begun]
-        """Told samples of each rank, a row for each or for each of its pieces."""
+        self.table = nothing(phases)
+        """A row for each told sample or piece of one; its source is the rank that read it."""
+        self.number = np.zeros(0, np.int64)
+        """[rows] Number of the row's sample in its stream."""
         self.samples, self.tokens = 0, 0
         """Told so far, for an estimate of their mean length."""
 
     @property
     def held(self) -> NDArray[np.int64]:
         """[R] Samples that are told and not done."""
-        return np.array([np.count_nonzero(table.start == 0) for table in self.tables], np.int64)
+        firsts = self.table.source[self.table.start == 0]
+        return np.bincount(firsts, minlength=self.begun.size).astype(np.int64)
 
     @property
     def ends(self) -> NDArray[np.int64]:
         """[R] Where each stream ends, as far as that is known."""
         return np.where(self.ended, self.begun + self.held, ENDLESS)
 
-    def add(self, rank: int, table: SampleTable) -> None:
-        """A rank told of more samples."""
-        self.tables[rank] = join([self.tables[rank], table])
-        self.samples += int(np.count_nonzero(table.start == 0))
+    def add(self, table: SampleTable) -> None:
+        """More samples of all ranks, rank after rank."""
+        first = table.start == 0
+        counts = np.bincount(table.source[first], minlength=self.begun.size)  # [R]
+        before = np.cumsum(counts) - counts
+        within = np.cumsum(first) - 1 - before[table.source]  # [rows]
+        number = (self.begun + self.held)[table.source] + within
+        self.table, self.number = join([self.table, table]), np.concatenate([self.number, number])
+        self.samples += int(counts.sum())
         self.tokens += int(table.num_tokens.sum())
 
     def first(self, counts: NDArray[np.int64]) -> SampleTable:
-        """The first ``counts`` [R] samples of the ranks in turn; their source is the rank that read them."""
-        parts, numbers = [], []
-        for rank, table in enumerate(self.tables):
-            sample = np.cumsum(table.start == 0) - 1  # [rows]
-            rows = np.flatnonzero(sample < counts[rank])
-            part = table.take(rows)
-            parts.append(replace(part, source=np.full(rows.size, rank, np.int32)))
-            numbers.append(self.begun[rank] + sample[rows])
-        together = join(parts)
-        return together.take(in_turn(np.concatenate(numbers), together.source, together.start))
+        """The first ``counts`` [R] samples of the ranks in turn."""
+        rows = np.flatnonzero(self._is_among(counts))
+        part = self.table.take(rows)
+        return part.take(in_turn(self.number[rows], part.source, part.start))
 
     def finish(self, counts: NDArray[np.int64]) -> None:
         """The first ``counts`` [R] samples of the ranks are done."""
-        for rank, table in enumerate(self.tables):
-            sample = np.cumsum(table.start == 0) - 1
-            self.tables[rank] = table.take(np.flatnonzero(sample >= counts[rank]))
+        left = np.flatnonzero(~self._is_among(counts))
+        self.table, self.number = self.table.take(left), self.number[left]
         self.begun = self.begun + counts
+
+    def _is_among(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        among: NDArray[np.bool_] = self.number < (self.begun + counts)[self.table.source]
+        return among
 
 
 class UnionSteps:
@@ -323,26 +333,25 @@ class UnionSteps:
             host.tell_failure(error, f"step {step}, reading a stream")
         told.ended = heads[:, 1] > 0
         self._counters = heads[:, 2:].sum(0)
-        for rank, values in enumerate(heard):
-            told.add(rank, self._table(values[len(head) :].reshape(len(columns), -1)))
+        parts = [values[len(head) :].reshape(len(columns), -1) for values in heard]
+        source = np.repeat(np.arange(host.size, dtype=np.int32), [part.shape[1] for part in parts])
+        told.add(self._table(np.concatenate(parts, axis=1), source))
 
-    def _table(self, columns: NDArray[np.int64]) -> SampleTable:
-        """columns: [COLUMNS and phases, rows]"""
+    def _table(self, columns: NDArray[np.int64], source: NDArray[np.int32]) -> SampleTable:
+        """columns: [COLUMNS and phases, rows]; source: [rows]"""
         named = dict(zip(COLUMNS, columns, strict=False))
         phases = dict(zip(self.intake.phases, columns[len(COLUMNS) :], strict=True))
-        return SampleTable(source=np.zeros(columns.shape[1], np.int32), phases=phases, **named)
+        return SampleTable(source=source, phases=phases, **named)
 
     def _move(self, plan: StepPlan, table: SampleTable, step: int, host: HostGroup) -> None:
         """Send samples to the ranks whose micro-batches hold them, and take in those of other ranks."""
         if host.size == 1:
             return
-        mine = np.flatnonzero(table.source == host.rank)
         parts, error = [b""] * host.size, None
         try:
-            for rank in range(host.size):
+            for rank, rows in wanted_of(plan, table, host.rank).items():
                 if rank != host.rank:
-                    rows = table.row[np.intersect1d(mine, _rows_of(plan, rank))]
-                    parts[rank] = packed(self.intake.source, np.unique(rows).tolist())
+                    parts[rank] = packed(self.intake.source, rows)
         except Exception as failed:  # an entry that cannot be pickled
             error, parts = failed, [b""] * host.size
         arrived, notes = host.send(parts, [error is not None, _signed(plan.digest())])
@@ -360,10 +369,27 @@ class UnionSteps:
                 self.received[rank].held = unpacked(data)
 
 
-def _rows_of(plan: StepPlan, rank: int) -> NDArray[np.int64]:
-    """Rows of the step's table that a rank's micro-batches hold, whole or in part."""
-    mine = [plan.micro_batches.samples(int(m)) for m in plan.for_rank(rank)]
-    return np.concatenate([np.zeros(0, np.int64), *mine])
+def wanted_of(plan: StepPlan, table: SampleTable, rank: int) -> dict[int, list[int]]:
+    """By rank, the samples of one rank's stream that its micro-batches hold, whole or in part.
+
+    Args:
+        plan: of the step.
+        table: the step's samples; their source is the rank that read them.
+        rank: the one whose samples are asked for.
+
+    Returns numbers in the stream, rising, for ranks that want any; that rank itself among them.
+
+    Cost: O(S) and the rank's own samples times their degrees.
+    """
+    batches = plan.micro_batches
+    own = np.flatnonzero(table.source[batches.order] == rank)  # places in the plan's order
+    m = np.searchsorted(batches.offsets, own, side="right") - 1
+    degree = batches.cp_degree[m].astype(np.int64)
+    within = np.arange(int(degree.sum())) - np.repeat(np.cumsum(degree) - degree, degree)
+    target = np.repeat(batches.first_rank[m], degree) + within
+    row = np.repeat(table.row[batches.order[own]], degree)
+    pairs = np.unique(np.stack([target, row], axis=1), axis=0)  # pieces of a sample may go to one rank
+    return {int(one): pairs[pairs[:, 0] == one, 1].tolist() for one in np.unique(pairs[:, 0]).tolist()}
 
 
 def packed(source: Held, numbers: Sequence[int]) -> bytes:
