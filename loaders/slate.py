@@ -105,7 +105,7 @@ class _Current(threading.local):
 _current = _Current()
 
 
-def write_on(slate: Slate) -> None:
+def write_on(slate: Slate | None) -> None:
     """Let this thread's notes go to ``slate``."""
     _current.slate = slate
 
