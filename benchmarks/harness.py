@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import platform
 import statistics
+import sys
 import time
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +112,20 @@ def read(name: str) -> Sequence[dict[str, str]]:
     """Rows of ``results/NAME.csv``."""
     with (RESULTS / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def load_with_stubs(path: Path, stubs: dict[str, dict[str, Any]]) -> Any:
+    """A module of a peer, with stand-ins for what its file imports and the function does not use."""
+    for name, names in stubs.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(names)
+        sys.modules[name] = module
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _short(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Packing: speed against other packers, a hundred million lengths, streams, costs, the gap to the optimum.
 
-Sections: ``peers``, ``hundred_million``, ``stream``, ``balanced``, ``optimal``, ``epochs``; all of them
-without a choice. Each writes ``results/packing_SECTION.csv``; ``peers`` also draws a figure.
+Sections: ``peers``, ``trainers``, ``hundred_million``, ``stream``, ``balanced``, ``optimal``, ``epochs``; all
+of them without a choice. Each writes ``results/packing_SECTION.csv``; ``peers`` also draws a figure.
 Peers are optional: ``pip install evenload[bench]``; one that is missing is left out and said.
 """
 
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks import harness
 from benchmarks.workloads import MIXES, clipped, mixed_instances
@@ -96,6 +100,69 @@ def section_peers() -> Iterable[dict[str, Any]]:
                         "peer_packs": len(run(as_list, cap)),
                         "lower_bound": pack(lengths, cap).lower_bound,
                     }
+
+
+def section_trainers(axolotl: Path | None) -> Iterable[dict[str, Any]]:
+    """What trainers call: TRL's packing of an Arrow table, tokens moved, and axolotl's first-fit of lengths.
+
+    Ours beside TRL's is `pack` and one ``take`` of the table, beside axolotl's `pack` to packs' members.
+    """
+    n = 20_000
+    for mix in ("lognormal", "python_sources"):
+        for cap in (2048, 8192):
+            lengths = lengths_of(mix, n, cap)
+            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            ids = pa.LargeListArray.from_arrays(offsets, np.zeros(offsets[-1], np.int32))
+            table = pa.table({"input_ids": ids})
+            runs: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], int]]] = {}
+            try:
+                from trl.data_utils import _pack_bfd
+
+                runs["TRL bfd, tokens moved"] = (
+                    lambda table=table, cap=cap: pc.take(
+                        table["input_ids"].combine_chunks(),
+                        pack(pc.list_value_length(table["input_ids"]).to_numpy(), cap).order,
+                    ),
+                    lambda table=table, cap=cap: _pack_bfd(table, cap),
+                    lambda table=table, cap=cap: len(_pack_bfd(table, cap)),
+                )
+            except ImportError:
+                print("TRL is not installed and left out", file=sys.stderr)
+            if axolotl is not None:
+                multipack = harness.load_with_stubs(
+                    axolotl / "axolotl" / "utils" / "samplers" / "multipack.py",
+                    {
+                        "axolotl": {},
+                        "axolotl.utils": {},
+                        "axolotl.utils.distributed": {"reduce_and_broadcast": None},
+                        "axolotl.utils.logging": {"get_logger": logging.getLogger},
+                    },
+                )
+
+                def first_fit(lengths=lengths, cap=cap, run=multipack.pack_parallel) -> list[list[int]]:
+                    # the sampler's own defaults: groups of 100,000, at most 200 samples a pack
+                    return run(lengths, cap, 100_000, 200, 1)
+
+                runs["axolotl first-fit, lengths"] = (
+                    lambda lengths=lengths, cap=cap: pack(lengths, cap).order,
+                    first_fit,
+                    lambda run=first_fit: len(run()),
+                )
+            for name, (ours, theirs, packs) in runs.items():
+                ratio = harness.paired(ours, theirs, rounds=5)
+                yield {
+                    "samples": n,
+                    "mix": mix,
+                    "cap": cap,
+                    "peer": name,
+                    "our_ms": 1e3 * ratio.a_s,
+                    "peer_ms": 1e3 * ratio.b_s,
+                    "times_slower": ratio.median,
+                    "low": ratio.low,
+                    "high": ratio.high,
+                    "our_packs": len(pack(lengths, cap)),
+                    "peer_packs": packs(),
+                }
 
 
 @numba.njit(nogil=True)
@@ -313,8 +380,9 @@ def draw_peers() -> None:
     figure.savefig(harness.FIGURES / "packing_peers.png", dpi=110)
 
 
-SECTIONS = {
+SECTIONS: dict[str, Callable[..., Iterable[dict[str, Any]]]] = {
     "peers": section_peers,
+    "trainers": section_trainers,
     "hundred_million": section_hundred_million,
     "stream": section_stream,
     "balanced": section_balanced,
@@ -330,12 +398,16 @@ def main() -> None:
     parser.add_argument(
         "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; default: all"
     )
-    chosen = parser.parse_args().sections or list(SECTIONS)
+    parser.add_argument("--axolotl", type=Path, help="where axolotl lies: pip install --no-deps --target")
+    arguments = parser.parse_args()
+    chosen = arguments.sections or list(SECTIONS)
     unknown = sorted(set(chosen) - set(SECTIONS))
     if unknown:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     for section in chosen:
-        harness.publish(f"packing_{section}", list(SECTIONS[section]()))
+        given = [arguments.axolotl] if section == "trainers" else []
+        if rows := list(SECTIONS[section](*given)):
+            harness.publish(f"packing_{section}", rows)
         if section == "peers":
             draw_peers()
 

@@ -11,10 +11,8 @@ numberpartitioning, installed with ``pip install --no-deps --target DIR``; witho
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import time
-import types
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -27,7 +25,7 @@ from balancer import CostModel, Topology, partition, plan_step
 from balancer.cost import Communication
 from balancer.costs.presets import preset
 from benchmarks import hybrid_cp, workloads
-from benchmarks.harness import FIGURES, publish
+from benchmarks.harness import FIGURES, load_with_stubs, publish
 from tests.balancer.milp import least_time_s
 
 FLEXSP = preset("flexsp-a100-7b")
@@ -364,24 +362,10 @@ def _once(run: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.thread_time() - start
 
 
-def _load(path: Path, stubs: dict[str, dict[str, Any]]) -> Any:
-    """A module of a peer, with stand-ins for what its file imports and the function does not use."""
-    for name, names in stubs.items():
-        module = types.ModuleType(name)
-        module.__dict__.update(names)
-        sys.modules[name] = module
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def _verl(peers: Path | None) -> Any:
     if peers is None:
         return None
-    return _load(
+    return load_with_stubs(
         peers / "verl" / "utils" / "seqlen_balancing.py",
         {
             "verl": {}, "verl.protocol": {"DataProto": object},
@@ -394,14 +378,14 @@ def _megatron(peers: Path | None) -> Any:
     if peers is None:
         return None
     core = peers / "megatron" / "core"
-    scheduler = _load(
+    scheduler = load_with_stubs(
         core / "pipeline_parallel" / "hybrid_cp_schedule.py",
         {
             "megatron": {}, "megatron.core": {"parallel_state": None},
             "megatron.core.rerun_state_machine": {"RerunDataIterator": object},
         },
     ).BalancedCPScheduler  # fmt: skip
-    return _load(
+    return load_with_stubs(
         core / "datasets" / "data_schedule.py",
         {
             "megatron.core.pipeline_parallel": {},
