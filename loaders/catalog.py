@@ -108,7 +108,6 @@ def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
         "empty": empty,
     }
     _tell(source, counts, cut)
-    plain = type(source).loss_tokens is Source.loss_tokens
     return Catalog(
         source=source,
         lengths=lengths,
@@ -118,7 +117,7 @@ def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
         counts=counts,
         cut_tokens=cut,
         mean_tokens=(int(lengths.sum()) - cut) / max(counts["kept"], 1),
-        given_loss_tokens=None if plain else np.asarray(source.loss_tokens(), dtype=np.int64),
+        given_loss_tokens=None if source.trains_on_all else np.asarray(source.loss_tokens(), dtype=np.int64),
         phases=source.phases(),
         media=source.media(),
     )
@@ -141,7 +140,9 @@ def sample_table(
     catalogs: Sequence[Catalog], source: NDArray[np.int32], places: NDArray[np.int64]
 ) -> SampleTable:
     """Metadata of the samples at ``places`` [N] of their sources [N], in that order, piece after piece."""
-    columns = _columns(catalogs[0], places) if len(catalogs) == 1 else _mixed_columns(catalogs, source, places)
+    columns = (
+        _columns(catalogs[0], places) if len(catalogs) == 1 else _mixed_columns(catalogs, source, places)
+    )
     rows, num_tokens, loss, phases = columns
     capacity = catalogs[0].capacity if catalogs else 0
     table = SampleTable(

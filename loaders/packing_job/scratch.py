@@ -12,10 +12,10 @@ from loaders.labels import IGNORED
 from loaders.packing_job import _kernels
 from loaders.sources._kernels import copy_runs
 from loaders.sources.encode import TokenColumns
-from loaders.sources.flat import FlatChunk, Runs, as_arrow
+from loaders.sources.flat import AnyRuns, FlatChunk, as_arrow
 
 
-def laid_end_to_end(runs: Runs) -> NDArray[np.int32]:
+def laid_end_to_end(runs: AnyRuns) -> NDArray[np.int32]:
     """[T] The values of all runs, without gaps."""
     out = np.empty(int(runs.lengths.sum()), np.int32)
     copy_runs(runs.values, runs.starts, runs.lengths, out, np.cumsum(runs.lengths) - runs.lengths)

@@ -68,6 +68,11 @@ class Source(ABC):
         return np.maximum(self.lengths() - 1, 0)
 
     @property
+    def trains_on_all(self) -> bool:
+        """Whether all tokens but each row's first count in the loss, so that no array has to say so."""
+        return type(self).loss_tokens is Source.loss_tokens
+
+    @property
     def knows_loss_tokens(self) -> bool:
         """Whether `loss_tokens` is what the labels say, without reading them; else the loader counts."""
         return True

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from loaders.labels import IGNORED
 from loaders.slate import note
@@ -26,7 +26,7 @@ from loaders.sources.broken import BrokenFile
 from loaders.sources.cache import BoundedCache
 from loaders.sources.encode import Encoder
 from loaders.sources.files import DataFile
-from loaders.sources.flat import MAX_TOKEN_ID, ColumnError, FlatChunk, RowErrors, Runs, as_numpy
+from loaders.sources.flat import MAX_TOKEN_ID, AnyRuns, ColumnError, FlatChunk, RowErrors, Runs, as_numpy
 from loaders.sources.layout import FileChunks, Layout, join_files
 from loaders.sources.scan import Reject, Scan
 from loaders.sources.scanning import on_threads, remembered, remembered_layout
@@ -50,6 +50,8 @@ class Piece(NamedTuple):
     """[N] Their places among the rows asked for."""
     local: NDArray[np.int64]
     """[N] Their numbers within the chunk."""
+    tokens: Runs
+    """Their tokens."""
 
 
 class ChunkedSource(Source):
@@ -160,6 +162,11 @@ class ChunkedSource(Source):
         return np.maximum(scan.lengths - 1, 0) if scan.loss_tokens is None else scan.loss_tokens
 
     @property
+    def trains_on_all(self) -> bool:
+        """Where no row has a label column."""
+        return self.scan().loss_tokens is None
+
+    @property
     def knows_loss_tokens(self) -> bool:
         """Not where lengths are read from a column, since labels are not read then."""
         return self.length_column is None
@@ -220,10 +227,9 @@ class ChunkedSource(Source):
         pieces = []
         for chunk_id, where in self._by_chunk(rows):
             note(self, int(rows[where[0]]))
-            piece = Piece(
-                chunk_id, self.chunk(chunk_id), where, rows[where] - self.layout.first_row[chunk_id]
-            )
-            lengths[where] = piece.chunk.tokens.lengths[piece.local]
+            chunk, local = self.chunk(chunk_id), rows[where] - self.layout.first_row[chunk_id]
+            piece = Piece(chunk_id, chunk, where, local, chunk.tokens.take(local))
+            lengths[where] = piece.tokens.lengths
             pieces.append(piece)
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         input_ids = np.empty(int(offsets[-1]), np.int32)
@@ -231,9 +237,9 @@ class ChunkedSource(Source):
         if any(piece.chunk.labels is not None for piece in pieces):
             labels = np.empty(input_ids.size, np.int64)
         for piece in pieces:
-            self._gather(piece.chunk_id, piece.chunk, piece.local, input_ids, offsets[piece.where])
+            self._gather(piece, input_ids, offsets[piece.where])
             if labels is not None:
-                _gather_labels(piece.chunk, piece.local, input_ids, labels, offsets[piece.where])
+                _gather_labels(piece, input_ids, labels, offsets[piece.where])
         columns = _gather_columns(pieces, rows.size)
         return Rows(input_ids=input_ids, offsets=offsets, labels=labels, columns=columns)
 
@@ -268,8 +274,12 @@ class ChunkedSource(Source):
         return f"{type(self).__name__}:{self.encoder.identity()}:{self.on_bad}:{self.max_token_id}"
 
     def key(self) -> Hashable:
-        """Names the decoded chunks in the process's cache."""
-        return (self.identity(), tuple(self.files))
+        """Names the decoded chunks in the process's cache; short, since it is hashed at every look-up."""
+        parts = [
+            self.identity(),
+            *(f"{file.path}:{file.size_bytes}:{file.modified_ns}" for file in self.files),
+        ]
+        return hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
 
     # chunks ----------------------------------------------------------------------------------
 
@@ -316,26 +326,16 @@ class ChunkedSource(Source):
         rows = list(bad)
         lengths = chunk.tokens.lengths.copy()
         lengths[rows] = 0
-        return dataclasses.replace(
-            chunk, tokens=dataclasses.replace(chunk.tokens, lengths=lengths), rejects=bad
-        )
+        tokens = dataclasses.replace(chunk.tokens.take(np.arange(lengths.size)), lengths=lengths)
+        return dataclasses.replace(chunk, tokens=tokens, rejects=bad)
 
-    def _gather(
-        self,
-        chunk_id: int,
-        chunk: FlatChunk,
-        local: NDArray[np.int64],
-        out: NDArray[np.int32],
-        out_starts: NDArray[np.int64],
-    ) -> None:
-        tokens = chunk.tokens.take(local)
+    def _gather(self, piece: Piece, out: NDArray[np.int32], out_starts: NDArray[np.int64]) -> None:
+        tokens = piece.tokens
         limit = self.max_token_id
         bad = _kernels.gather(tokens.values, tokens.starts, tokens.lengths, out, out_starts, limit)
         if bad >= 0:
-            row = int(local[bad])
-            raise ValueError(
-                f"{self.chunk_origin(chunk_id, row)}: {_range_reason(chunk, row, self.max_token_id)}"
-            )
+            origin = self.chunk_origin(piece.chunk_id, int(piece.local[bad]))
+            raise ValueError(f"{origin}: {_range_reason(tokens, bad, self.max_token_id)}")
 
     def chunk_origin(self, chunk_id: int, row: int) -> str:
         """Where a row of a chunk comes from."""
@@ -442,21 +442,38 @@ def check_ids(chunk: FlatChunk, limit: int, *, mapped: bool, strict: bool) -> Fl
     """
     tokens = chunk.tokens
     if not (mapped and strict):
-        wrong = np.zeros(tokens.starts.size, bool)
+        wrong = np.zeros(len(tokens), bool)
         if _kernels.out_of_range(tokens.values, tokens.starts, tokens.lengths, limit, wrong):
-            reasons = {int(row): _range_reason(chunk, int(row), limit) for row in np.flatnonzero(wrong)}
+            rows = np.flatnonzero(wrong)
+            taken = tokens.take(rows)
+            reasons = {int(row): _range_reason(taken, at, limit) for at, row in enumerate(rows)}
             raise RowErrors(reasons)
-    if mapped or tokens.is_span:
-        return dataclasses.replace(chunk, tokens=dataclasses.replace(tokens, is_span=True))
+    if mapped:
+        return dataclasses.replace(chunk, tokens=tokens.over())
+    if tokens.is_span:  # over pieces that would stay in memory uncounted
+        labels = chunk.labels
+        return dataclasses.replace(
+            chunk,
+            tokens=compact(tokens, np.int32),
+            labels=labels if labels is None or not labels.is_span else compact(labels, labels.values.dtype),
+        )
     if tokens.values.dtype == np.int32:
         return chunk
-    small = dataclasses.replace(tokens, values=tokens.values.astype(np.int32))
-    return dataclasses.replace(chunk, tokens=small)
+    return dataclasses.replace(chunk, tokens=tokens.over(tokens.values.astype(np.int32)))
 
 
-def _range_reason(chunk: FlatChunk, row: int, limit: int) -> str:
-    start, length = chunk.tokens.starts[row], chunk.tokens.lengths[row]
-    ids = chunk.tokens.values[start : start + length]
+def compact(runs: AnyRuns, dtype: DTypeLike) -> Runs:
+    """The same rows end to end in an array of their own."""
+    lengths = runs.lengths
+    starts = np.cumsum(lengths) - lengths
+    values = np.empty(int(lengths.sum()), dtype)
+    _kernels.copy_runs(runs.values, runs.starts, lengths, values, starts)
+    return Runs(values=values, starts=starts, lengths=lengths, num_null=runs.num_null)
+
+
+def _range_reason(runs: Runs, row: int, limit: int) -> str:
+    start, length = runs.starts[row], runs.lengths[row]
+    ids = runs.values[start : start + length]
     wrong = int(ids[(ids < 0) | (ids >= limit)][0])
     advice = "Check that column and tokenizer belong together."
     return f"token ids must be 0..{limit - 1}, there is {wrong}. {advice}"
@@ -473,18 +490,17 @@ def without_rows(table: pa.Table, rows: Collection[int]) -> pa.Table:
 
 
 def _gather_labels(
-    chunk: FlatChunk,
-    local: NDArray[np.int64],
+    piece: Piece,
     input_ids: NDArray[np.int32],
     out: NDArray[np.int64],
     out_starts: NDArray[np.int64],
 ) -> None:
-    """Labels of rows ``local`` beside their tokens, which already are in ``input_ids``."""
-    lengths = chunk.tokens.lengths[local]
+    """Labels of a piece's rows beside their tokens, which already are in ``input_ids``."""
+    chunk, lengths = piece.chunk, piece.tokens.lengths
     if chunk.labels is None:
         _kernels.copy_runs(input_ids, out_starts, lengths, out, out_starts)
     else:
-        labels = chunk.labels.take(local)
+        labels = chunk.labels.take(piece.local)
         _kernels.copy_runs(labels.values, labels.starts, lengths, out, out_starts)
         if chunk.labels_are_marks:
             _kernels.label_marked(input_ids, out_starts, lengths, IGNORED, out)
@@ -493,9 +509,9 @@ def _gather_labels(
 def _gather_columns(pieces: Sequence[Piece], size: int) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     for piece in pieces:
-        for name, values in piece.chunk.columns.items():
+        for name in piece.chunk.columns:
             out = columns.setdefault(name, [None] * size)
-            found = values.take(pa.array(piece.local)).to_pylist()
+            found = piece.chunk.column_values(name, piece.local)
             for position, value in zip(piece.where.tolist(), found, strict=True):
                 out[position] = value
     return columns

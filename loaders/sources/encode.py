@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.sources import _kernels
-from loaders.sources.flat import ColumnError, FlatChunk, RowErrors, Runs, list_runs
+from loaders.sources.flat import AnyRuns, ColumnError, FlatChunk, RowErrors, list_runs
 
 LABEL_COLUMNS = ("labels", "loss_mask", "completion_mask", "assistant_masks")
 """Looked for, in this order, when the caller names no label column."""
@@ -97,15 +97,16 @@ class TokenColumns:
         return f"tokens:{self.column}:{self.labels}:{','.join(self.carry)}"
 
 
-def _check_equal_lengths(tokens: Runs, labels: Runs, name: str) -> None:
-    unequal = np.flatnonzero(tokens.lengths != labels.lengths)
+def _check_equal_lengths(tokens: AnyRuns, labels: AnyRuns, name: str) -> None:
+    lengths, of_labels = tokens.lengths, labels.lengths
+    unequal = np.flatnonzero(lengths != of_labels)
     if unequal.size:
         reason = "{} tokens but {} values in {!r}; they must be equal"
-        counts = zip(unequal.tolist(), tokens.lengths[unequal], labels.lengths[unequal], strict=True)
+        counts = zip(unequal.tolist(), lengths[unequal], of_labels[unequal], strict=True)
         raise RowErrors({row: reason.format(have, got, name) for row, have, got in counts})
 
 
-def _are_marks(labels: Runs) -> bool:
+def _are_marks(labels: AnyRuns) -> bool:
     """Whether all values are 0 or 1."""
-    found = np.zeros(labels.starts.size, bool)
+    found = np.zeros(len(labels), bool)
     return not _kernels.out_of_range(labels.values, labels.starts, labels.lengths, 2, found)

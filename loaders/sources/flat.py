@@ -49,6 +49,15 @@ class Runs:
         """Those rows, in that order."""
         return replace(self, starts=self.starts[rows], lengths=self.lengths[rows], num_null=0)
 
+    def over(self, values: NDArray[np.integer[Any]] | None = None) -> Runs:
+        """The same rows over other values of equal layout; ``None``: over these, as a span."""
+        if values is None:
+            return replace(self, is_span=True)
+        return replace(self, values=values)
+
+    def __len__(self) -> int:
+        return int(self.starts.size)
+
     @property
     def size_bytes(self) -> int:
         """Memory held by the runs themselves; a span's values are mapped, not held."""
@@ -56,16 +65,133 @@ class Runs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OffsetRuns:
+    """`Runs` told by Arrow's own offsets, of which nothing is copied: ten million rows take a few bytes.
+
+    Axes: P = pieces (record batches) that the rows come in, N = rows, T = values.
+    """
+
+    values: NDArray[np.integer[Any]]
+    """[T] All values, or the window of memory over those of all pieces."""
+    offsets: NDArray[np.integer[Any]]
+    """Where rows begin within their piece, one more a piece than it has rows, or the window over them."""
+    first_row: NDArray[np.int64]
+    """[P + 1] Row that each piece begins with."""
+    first_offset: NDArray[np.int64]
+    """[P] Where its offsets begin."""
+    first_value: NDArray[np.int64]
+    """[P] Where its values begin."""
+    is_span: bool = False
+    """Whether the values are a window, valid only where rows lie."""
+    num_null: int = 0
+
+    def take(self, rows: NDArray[np.int64]) -> Runs:
+        """Those rows, in that order."""
+        if self.first_offset.size == 1:
+            at, base = rows + self.first_offset[0], self.first_value[0]
+        else:
+            piece = np.searchsorted(self.first_row, rows, side="right") - 1
+            at, base = rows - self.first_row[piece] + self.first_offset[piece], self.first_value[piece]
+        begins = self.offsets[at].astype(np.int64)
+        lengths = self.offsets[at + 1] - begins
+        return Runs(values=self.values, starts=begins + base, lengths=lengths, is_span=self.is_span)
+
+    def over(self, values: NDArray[np.integer[Any]] | None = None) -> OffsetRuns:
+        """The same rows over other values of equal layout; ``None``: over these, as a span."""
+        if values is None:
+            return replace(self, is_span=True)
+        return replace(self, values=values)
+
+    def __len__(self) -> int:
+        return int(self.first_row[-1])
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """[N] Index of each row's first value; made anew."""
+        return np.concatenate(
+            [part[:-1] + base for part, base in zip(self._parts(), self.first_value.tolist(), strict=True)]
+        )
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[N] Values of each row; made anew."""
+        return np.concatenate([np.diff(part) for part in self._parts()])
+
+    def _parts(self) -> list[NDArray[np.int64]]:
+        """The offsets of each piece."""
+        counts = np.diff(self.first_row) + 1
+        bounds = zip(self.first_offset.tolist(), counts.tolist(), strict=True)
+        return [self.offsets[first : first + count].astype(np.int64) for first, count in bounds]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held; of a span what its pieces take, the rest is mapped."""
+        held = self.first_row.nbytes + self.first_offset.nbytes + self.first_value.nbytes
+        return int(held + (0 if self.is_span else self.values.nbytes + self.offsets.nbytes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SelectedRuns:
+    """Some rows of others, looked up when they are asked for. Axis: N = rows."""
+
+    below: AnyRuns
+    rows: NDArray[np.int64]
+    """[N] Rows below, perhaps mapped."""
+    num_null: int = 0
+
+    def take(self, rows: NDArray[np.int64]) -> Runs:
+        """Those rows, in that order."""
+        return self.below.take(self.rows[rows])
+
+    def over(self, values: NDArray[np.integer[Any]] | None = None) -> SelectedRuns:
+        """The same rows over other values of equal layout; ``None``: over these, as a span."""
+        return replace(self, below=self.below.over(values))
+
+    def __len__(self) -> int:
+        return int(self.rows.size)
+
+    @property
+    def values(self) -> NDArray[np.integer[Any]]:
+        """Those below."""
+        return self.below.values
+
+    @property
+    def is_span(self) -> bool:
+        """As below."""
+        return self.below.is_span
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """[N] Index of each row's first value; made anew."""
+        return self.below.take(self.rows).starts
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[N] Values of each row; made anew."""
+        return self.below.take(self.rows).lengths
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory held below; which rows is mapped, or held by the data set."""
+        return self.below.size_bytes
+
+
+AnyRuns = Runs | OffsetRuns | SelectedRuns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FlatChunk:
     """N rows of tokens, with labels where some tokens are masked."""
 
-    tokens: Runs
-    labels: Runs | None = None
+    tokens: AnyRuns
+    labels: AnyRuns | None = None
     """Unshifted labels, -100 where masked, or marks; runs as long as those of the tokens."""
     labels_are_marks: bool = False
     """Whether ``labels`` says 0 for masked and 1 for trained, rather than an id."""
     columns: Mapping[str, pa.ChunkedArray] = field(default_factory=lambda: MappingProxyType({}))
-    """Further columns, N values each."""
+    """Further columns, N values each, or more where ``column_rows`` says which."""
+    column_rows: NDArray[np.int64] | None = None
+    """[N] Their values for each row; ``None``: one after another."""
     rejects: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     """What is wrong with which row; they have length 0."""
 
@@ -76,21 +202,26 @@ class FlatChunk:
         return size + sum(int(column.nbytes) for column in self.columns.values())
 
     def take(self, rows: NDArray[np.int64]) -> FlatChunk:
-        """Those rows, in that order; rejects must be none."""
+        """Those rows, in that order, looked up when they are read; rejects must be none."""
         assert not self.rejects
-        index = pa.array(rows)
         return replace(
             self,
-            tokens=self.tokens.take(rows),
-            labels=None if self.labels is None else self.labels.take(rows),
-            columns={name: column.take(index) for name, column in self.columns.items()},
+            tokens=SelectedRuns(below=self.tokens, rows=rows),
+            labels=None if self.labels is None else SelectedRuns(below=self.labels, rows=rows),
+            column_rows=rows if self.column_rows is None else self.column_rows[rows],
         )
+
+    def column_values(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
+        """Values of a further column, one for each of ``rows``."""
+        index = rows if self.column_rows is None else self.column_rows[rows]
+        found: list[Any] = self.columns[name].take(as_arrow(index)).to_pylist()
+        return found
 
     def num_loss_tokens(self) -> NDArray[np.int64]:
         """[N] Labels that count: not masked, and not the first of their row, which nothing predicts."""
         if self.labels is None:
             return np.maximum(self.tokens.lengths - 1, 0)
-        counts = np.zeros(self.labels.starts.size, np.int64)
+        counts = np.zeros(len(self.labels), np.int64)
         masked = 0 if self.labels_are_marks else IGNORED
         _kernels.count_kept(self.labels.values, self.labels.starts, self.labels.lengths, masked, counts)
         return counts
@@ -119,13 +250,16 @@ def null_marks(array: pa.Array) -> NDArray[np.bool_]:
     return as_numpy(array.is_null().cast(pa.uint8())).astype(bool)
 
 
-def list_runs(column: pa.ChunkedArray, what: str) -> Runs:
+def list_runs(column: pa.ChunkedArray, what: str) -> AnyRuns:
     """The runs of an Arrow list column, without a copy of its values where they are plain integers.
 
     Raises:
         ColumnError: the column is not a list of integers (or booleans).
         RowErrors: nulls stand among the values of rows.
     """
+    whole = _offset_runs(column.chunks)
+    if whole is not None:
+        return whole
     reasons: dict[int, str] = {}
     pieces = []
     first_row = 0
@@ -140,6 +274,40 @@ def list_runs(column: pa.ChunkedArray, what: str) -> Runs:
     if not pieces:
         return _array_runs(pa.array([], type=column.type), what)
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
+
+
+def _offset_runs(arrays: Sequence[pa.Array]) -> OffsetRuns | None:
+    """The runs of lists of integers without nulls, where they lie; ``None`` where it takes more than that."""
+    for array in arrays:
+        kind = array.type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            return None
+        if not pa.types.is_integer(kind.value_type) or array.null_count or array.values.null_count:
+            return None
+    offsets, values = [as_numpy(one.offsets) for one in arrays], [as_numpy(one.values) for one in arrays]
+    if len({one.dtype for one in offsets}) != 1 or len({one.dtype for one in values}) != 1:
+        return None
+    rows = np.concatenate(([0], np.cumsum([one.size - 1 for one in offsets]))).astype(np.int64)
+    if len(arrays) == 1:
+        zero = np.zeros(1, np.int64)
+        return OffsetRuns(
+            values=values[0], offsets=offsets[0], first_row=rows, first_offset=zero, first_value=zero
+        )
+    full = [number for number, one in enumerate(values) if one.size]
+    spans = [_Span(offsets), _Span([values[number] for number in full] or values[:1])]
+    if not all(span.is_aligned for span in spans):
+        return None
+    first_value = np.zeros(len(arrays), np.int64)
+    if full:
+        first_value[full] = spans[1].shifts
+    return OffsetRuns(
+        values=np.asarray(spans[1]),
+        offsets=np.asarray(spans[0]),
+        first_row=rows,
+        first_offset=np.array(spans[0].shifts, np.int64),
+        first_value=first_value,
+        is_span=True,
+    )
 
 
 def _array_runs(array: pa.Array, what: str) -> Runs:

@@ -73,7 +73,7 @@ class HuggingFaceSource(ChunkedSource):
     def _indices(self) -> NDArray[np.int64] | None:
         """[S] Row of the table below for each row of the data set; None when they are the same."""
         indices = self.dataset._indices
-        return None if indices is None else as_numpy(indices.table.column(0)).astype(np.int64)
+        return None if indices is None else as_numpy(indices.table.column(0)).view(np.int64)
 
     def _selected(self, table: pa.Table) -> pa.Table:
         return table if self._indices is None else table.take(pa.array(self._indices))

@@ -24,7 +24,7 @@ from loaders.sources.arrow import ArrowSource, open_batches
 from loaders.sources.base import Rows, Source
 from loaders.sources.chunked import ChunkedSource
 from loaders.sources.files import DataFile, find_files
-from loaders.sources.flat import FlatChunk, Runs, check_columns, list_runs
+from loaders.sources.flat import AnyRuns, FlatChunk, Runs, check_columns, list_runs
 from loaders.sources.layout import Layout
 from loaders.sources.megatron import MegatronSource
 from loaders.sources.parquet import ParquetSource
@@ -105,14 +105,14 @@ class PackedColumns:
 
 
 def _cut(
-    packs: Runs, *, within: NDArray[np.int64], sizes: NDArray[np.int64], per_pack: NDArray[np.int64]
+    packs: AnyRuns, *, within: NDArray[np.int64], sizes: NDArray[np.int64], per_pack: NDArray[np.int64]
 ) -> Runs:
     """One run a sample of one run a pack."""
     starts = np.repeat(packs.starts, per_pack) + within
     return Runs(values=packs.values, starts=starts, lengths=sizes, is_span=packs.is_span)
 
 
-def flat_values(runs: Runs) -> NDArray[Any]:
+def flat_values(runs: AnyRuns) -> NDArray[Any]:
     """The values of all runs, end to end."""
     within = np.arange(int(runs.lengths.sum())) - np.repeat(
         np.cumsum(runs.lengths) - runs.lengths, runs.lengths
