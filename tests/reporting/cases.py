@@ -86,7 +86,7 @@ class Page(HTMLParser):
             self.row = []
         if tag in ("td", "th"):
             self.row.append("")
-        if tag == "summary":
+        if tag in ("summary", "section"):
             self.caption = ""
 
     def handle_startendtag(self, tag, attributes):
