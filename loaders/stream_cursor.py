@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class Place:
 
     def state(self) -> Any:
         """The stream's own state behind the sample drawn last; ``None`` where it has none."""
-        return self.dataset.state_dict() if self.has_state else None
+        # a copy, since it must not follow the stream as it goes on
+        return copy.deepcopy(self.dataset.state_dict()) if self.has_state else None
 
     def open(self, cursor: StreamCursor) -> Iterator[Any]:
         """The stream behind what is done: at the cursor's mark and ``skip`` samples on."""
@@ -72,7 +74,7 @@ class Place:
             return iter(())
         behind = cursor.skip
         if self.has_state and cursor.stream is not None:
-            self.dataset.load_state_dict(cursor.stream)
+            self.dataset.load_state_dict(copy.deepcopy(cursor.stream))
         else:
             behind += cursor.drawn
         stream = iter(self.samples())

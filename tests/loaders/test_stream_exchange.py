@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import IterableDataset
 
 from balancer import CostModel, runtime
@@ -457,3 +458,49 @@ def test_a_rank_that_dies_is_named_by_the_others():
     assert outcomes[1].exitcode == 7
     for rank in (0, 2):
         assert f"data ranks [1] did not answer to rank {rank}" in outcomes[rank].error
+
+
+def _with_tensor_parallel_peers(rank):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    stream = Stateful([4, 9, 2, 30, 8] if rank < 2 else [7] * 9)  # peers have the same stream
+    loader = DataLoader(
+        stream, global_batch_size=3, max_tokens=16, cp_degrees=(1, 2), exchange=True, device_mesh=mesh
+    )
+    return [
+        (batch.step, batch.sample_ids.tolist(), batch["input_ids"].tolist(), batch.num_ranks)
+        for batch in loader
+    ]
+
+
+def test_u22_tensor_parallel_peers_get_the_same_batches_of_their_data_ranks_streams():
+    heard = run_ranks(_with_tensor_parallel_peers, 4)
+    assert heard[0] == heard[1]
+    assert heard[2] == heard[3]
+    samples = {tuple(pair) for told in (heard[0], heard[2]) for batch in told for pair in batch[1]}
+    assert samples == {(0, row) for row in range(5)} | {(1, row) for row in range(9)}
+    assert {batch[3] for told in heard for batch in told} == {2}
+    assert heard[0][-1][0] == heard[2][-1][0] == 4
+
+
+def _skips_on_a_real_rank(rank, max_errors, folder):
+    class Bad(Stream):
+        def sample(self, row):
+            return {"input_ids": [1.5]} if rank == 1 and row % 4 == 1 else super().sample(row)
+
+    path = f"{folder}/{rank}.jsonl"
+    arguments = {"batch_size": 3, "max_tokens": 16, "exchange": True}
+    loader = DataLoader(Bad([3] * 12), on_error="skip", max_errors=max_errors, quarantine=path, **arguments)
+    rows = [tuple(pair) for batch in loader for pair in batch.sample_ids.tolist()]
+    return rows, loader.metrics()["skipped"], loader.metrics()["kept"]
+
+
+def test_skipped_samples_leave_the_ranks_aligned_and_are_counted_over_all_of_them(tmp_path):
+    heard = run_ranks(_skips_on_a_real_rank, 2, 3, str(tmp_path))
+    rows = sorted(pair for told, _, _ in heard for pair in told)
+    assert rows == [(0, row) for row in range(12)] + [(1, row) for row in range(12) if row % 4 != 1]
+    assert [counted[1:] for counted in heard] == [(3, 21)] * 2
+    assert len((tmp_path / "1.jsonl").read_text().splitlines()) == 3
+    assert not (tmp_path / "0.jsonl").exists()
+    first, second = run_ranks_anyway(_skips_on_a_real_rank, 2, 2, str(tmp_path))
+    assert "TooManyRejects" in second.error
+    assert "data ranks [1] failed, so rank 0 cannot go on. Rank 1 says: TooManyRejects" in first.error

@@ -1,17 +1,25 @@
-"""Exchange over streams of `datasets`, under a device mesh, and with more workers than samples."""
+"""Streams of several kinds: of `datasets`, with unusual states, with idle workers; and how samples travel."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import pickle
+from dataclasses import replace
 
 import datasets
+import numpy as np
 import pytest
 from datasets.distributed import split_dataset_by_node
-from torch.distributed.device_mesh import init_device_mesh
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from balancer import CostModel, Topology, plan_step
 from loaders import DataLoader
+from loaders.sources.base import Rows
+from loaders.stream_intake import Held
+from loaders.stream_union import packed, unpacked, wanted_of
+from packing.table import SampleTable
 from tests.loaders.arrays import epoch_of
 from tests.loaders.streams import Stateful, Stream, contents
 from tests.support.ranks import run_ranks
@@ -72,28 +80,6 @@ def test_streams_of_datasets_split_by_node_are_exchanged_and_resumed():
         assert rest == [batch for batch in told if batch[0] > 1]
 
 
-def _with_tensor_parallel_peers(rank):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    stream = Stateful([4, 9, 2, 30, 8] if rank < 2 else [7] * 9)  # peers have the same stream
-    loader = DataLoader(
-        stream, global_batch_size=3, max_tokens=16, cp_degrees=(1, 2), exchange=True, device_mesh=mesh
-    )
-    return [
-        (batch.step, batch.sample_ids.tolist(), batch["input_ids"].tolist(), batch.num_ranks)
-        for batch in loader
-    ]
-
-
-def test_u22_tensor_parallel_peers_get_the_same_batches_of_their_data_ranks_streams():
-    heard = run_ranks(_with_tensor_parallel_peers, 4)
-    assert heard[0] == heard[1]
-    assert heard[2] == heard[3]
-    samples = {tuple(pair) for told in (heard[0], heard[2]) for batch in told for pair in batch[1]}
-    assert samples == {(0, row) for row in range(5)} | {(1, row) for row in range(9)}
-    assert {batch[3] for told in heard for batch in told} == {2}
-    assert heard[0][-1][0] == heard[2][-1][0] == 4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", [False, True])
 def test_u31_workers_without_samples_are_fine(exchange):
@@ -111,3 +97,114 @@ def test_u33_a_state_that_is_loaded_after_iterating_has_begun_counts_for_the_nex
     list(itertools.islice(batches, 2))
     loader.load_state_dict(state)
     assert contents([first, *epoch_of(loader)]) == contents([[*whole[0], *whole[1]], *whole[2:]])
+
+
+class Alive(Stateful):
+    """Gives its own dictionary away instead of a copy, and changes it as it goes on."""
+
+    def __init__(self, lengths):
+        super().__init__(lengths)
+        self.state = {"at": 0}
+
+    def __iter__(self):
+        while self.state["at"] < len(self.lengths):
+            self.state["at"] += 1
+            yield self.sample(self.state["at"] - 1)
+        self.state["at"] = 0
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize("exchange", [False, True])
+def test_a_state_does_not_follow_the_stream_as_it_goes_on(exchange):
+    arguments = {"batch_size": 2, "max_tokens": 16, "exchange": exchange}
+    loader = DataLoader(Alive([3] * 10), **arguments)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = contents([list(batches)])
+    for _ in range(2):  # nor is it used up by being loaded
+        other = DataLoader(Alive([3] * 10), **arguments)
+        other.load_state_dict(state)
+        assert contents([list(other)]) == rest
+
+
+def test_a_state_of_the_first_version_is_read():
+    arguments = {"batch_size": 2, "window": 2, "max_tokens": 16}
+    loader = DataLoader(Stateful([3] * 10), **arguments)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = contents([list(batches)])
+    old = {name: value for name, value in state.items() if name not in ("skip", "taken")} | {"version": 1}
+    other = DataLoader(Stateful([3] * 10), **arguments)
+    other.load_state_dict(old)
+    assert contents([list(other)]) == rest
+    for wrong, what in (({"version": 9}, "version 9, this code reads 1..2"), ({"kind": "x"}, "not a state")):
+        with pytest.raises(ValueError, match=what):
+            other.load_state_dict(state | wrong)
+
+
+def test_batches_of_exchanged_streams_are_padded_and_collated_as_others():
+    arguments = {"batch_size": 4, "max_tokens": 16, "exchange": True}
+    padded = DataLoader(Stream([3] * 10), pad_to=(8, 16), **arguments)
+    assert [batch["input_ids"].shape[1] for batch in padded] == [16, 16, 8]
+    collated = DataLoader(
+        Stream([3] * 10), collate_fn=lambda samples: {"keys": [one["key"] for one in samples]}, **arguments
+    )
+    keys = [key for batch in collated for key in batch["keys"]]
+    assert sorted(keys) == sorted(f"sample {row}" for row in range(10))
+
+
+@settings(max_examples=40)
+@given(
+    per_rank=st.lists(st.lists(st.integers(1, 40), max_size=12), min_size=2, max_size=5),
+    seed=st.integers(0, 99),
+)
+def test_every_rank_is_sent_what_its_micro_batches_hold_and_nothing_else(per_rank, seed):
+    """The moves of a step, for all ranks in one process, against the plan read sample by sample."""
+    ranks = len(per_rank)
+    rows = [(rank, row, n) for rank, lengths in enumerate(per_rank) for row, n in enumerate(lengths)]
+    rows = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
+    lengths = np.array([n for _, _, n in rows], np.int64)
+    table = replace(
+        SampleTable.from_lengths(lengths),
+        source=np.array([rank for rank, _, _ in rows], np.int32),
+        row=np.array([row for _, row, _ in rows], np.int64),
+    )
+    cost = CostModel(linear=1e-6, quadratic=1e-8, fixed=1e-5)
+    plan = plan_step(table, topology=Topology(ranks=ranks), max_tokens=40, cost=cost, cp_degrees=(1, 2))
+    for sender in range(ranks):
+        expected = {}
+        for target in range(ranks):
+            for m in plan.for_rank(target):
+                for at in plan.micro_batches.samples(int(m)):
+                    if table.source[at] == sender:
+                        expected.setdefault(target, set()).add(int(table.row[at]))
+        assert {one: set(sent) for one, sent in wanted_of(plan, table, sender).items()} == expected
+
+
+def test_samples_survive_being_sent():
+    held = Held("streams")
+    for row, tokens in enumerate(([1, 2, 3], [1 << 40], [7, 8])):
+        held.held[row] = Rows(
+            input_ids=np.array(tokens),
+            offsets=np.array([0, len(tokens)]),
+            labels=np.array([-100, *tokens[1:]]) if row != 1 else None,
+            columns={"key": [f"row {row}"]} | ({"more": [{"x": row}]} if row else {}),
+        )
+    arrived = unpacked(packed(held, [2, 0, 1]))
+    assert list(arrived) == [2, 0, 1]
+    for row, rows in arrived.items():
+        sent = held.held[row]
+        assert rows.input_ids.tolist() == sent.input_ids.tolist()
+        labels = sent.input_ids if sent.labels is None else sent.labels
+        assert rows.labels.tolist() == labels.tolist()
+        assert {**{"more": [None]}, **sent.columns} == rows.columns
+    assert unpacked(packed(held, [])) == {}
+    held.held[0] = replace(held.held[0], input_ids=np.arange(1000), labels=None, offsets=np.array([0, 1000]))
+    assert len(packed(held, [0])) < 5 * 1000  # token ids travel in 32 bits where they fit
