@@ -27,8 +27,10 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from balancer import CostModel, Topology, runtime
-from loaders import DataLoader, open_source
+from balancer.phases import Phase
+from loaders import DataLoader, MultimodalSource, open_source
 from loaders.cli.app import app
+from loaders.media import MediaRules
 from tests.media.files import clip, picture, sound, tone
 
 ROOT = Path(__file__).parents[1]
@@ -371,12 +373,42 @@ def test_the_media_page_runs(names: dict[str, Any]) -> None:
         ),
         "album/0.parquet",
     )
-    opening, limits = blocks("docs/multimodal.md")
+    opening, limits, separate = blocks("docs/multimodal.md")
     run("docs/multimodal.md", opening, names)
     batches = list(names["loader"])
     assert {"pixel_values", "audio_features", "pixel_values_videos"} <= set(batches[0])
     assert batches[0]["position_ids"].shape[0] == 4
     run("docs/multimodal.md", limits.replace("...", "image=rules.image"), names)
+    run_separate(separate, names)
+
+
+def run_separate(code: str, names: dict[str, Any]) -> None:
+    """Pictures and text alone, on one real rank that hands rows to itself."""
+    ids = [[1, 151652, 151655, 151653, 2], list(range(30))] * 8
+    table = pa.table({"input_ids": ids, "images": [[picture(60, 60)], []] * 8})
+    pq.write_table(table, "album/1.parquet")
+    rules = MediaRules(image=names["rules"].image)
+    encoder = nn.Linear(1176, 4)
+
+    def losses(model: nn.Module, batch: Any, rows: torch.Tensor) -> torch.Tensor:
+        assert len(rows) == int((batch["input_ids"] == 151655).sum())
+        return rows.square().sum(1)
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        names |= {
+            "source": MultimodalSource(open_source("album/1.parquet", carry=["images"]), rules),
+            "Phase": Phase,
+            "vision_cost": CostModel(linear=1e-6),
+            "encoder": lambda pixels, grid: encoder(pixels).unflatten(0, (-1, 4)).mean(1),
+            "token_losses": losses,
+            "torch": torch,
+        }
+        run("docs/multimodal.md", code, names)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert encoder.weight.grad is not None
+    assert torch.any(encoder.weight.grad != 0)
 
 
 def test_the_plain_loop_of_a_stack_runs(names: dict[str, Any]) -> None:
