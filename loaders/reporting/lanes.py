@@ -11,7 +11,8 @@ from balancer.plan import StepPlan
 from balancer.views.timeline import timeline
 from loaders.reporting.running import Ints
 
-MOST_RANKS = 32
+ALL_RANKS, SOME_RANKS = 64, 32
+"""Up to 64 ranks are drawn all, of more ranks 32."""
 _MOST_POINTS = 256
 _MOST_SPANS = 1200
 
@@ -81,10 +82,10 @@ def lanes(name: str, plan: StepPlan) -> Lanes:
 
 def _shown(plan: StepPlan) -> Ints:
     """[V] All ranks, or some of many by how long they compute."""
-    if plan.ranks <= MOST_RANKS:
+    if plan.ranks <= ALL_RANKS:
         return np.arange(plan.ranks)
     by_time = np.argsort(-plan.rank_time_s, kind="stable")
-    return by_time[np.linspace(0, plan.ranks - 1, MOST_RANKS).astype(np.int64)]
+    return by_time[np.linspace(0, plan.ranks - 1, SOME_RANKS).astype(np.int64)]
 
 
 def _heads(lane: Ints, degree: Ints, start: Floats, end: Floats) -> Ints:

@@ -206,7 +206,7 @@ _PAPER = """
 CSS = (
     f":root {{ color-scheme: light dark; {_LIGHT} }}\n"
     f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}\n"
-    f"@media print {{ :root {{ color-scheme: light; {_LIGHT} }} }}\n"
+    f"@media print {{ :root {{ color-scheme: light; {_LIGHT} --page: #fff; }} }}\n"
     f"{_TEXT}{_BLOCKS}{_CHARTS}{_DEGREES}\n"
     f"@media (max-width: 46rem) {{ {_NARROW} }}\n@media print {{ {_PAPER} }}\n"
 )

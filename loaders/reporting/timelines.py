@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from loaders.reporting import words
 from loaders.reporting.charts import shade
-from loaders.reporting.lanes import Lanes
+from loaders.reporting.lanes import SOME_RANKS, Lanes
 from loaders.reporting.plot import SIZE, Tick, box, legend, nice_ticks, plot, table, upright
 from loaders.reporting.report import Report
 
@@ -32,7 +32,7 @@ def lanes_chart(report: Report, lanes: Lanes, most_s: float, title: str) -> str:
     chart = plot(
         "".join(shapes),
         label=f"{title}: timeline of ranks ({shown}); {said}",
-        height=max(4 + 8 * count, 60),
+        height=max(4 + (8 if count <= SOME_RANKS else 6) * count, 60),
         x=_time_ticks(most_s),
         y=[Tick(1 - (lane + 0.5) / count, f"{lanes.shown[lane]:,}") for lane in range(0, count, every)],
         marks=[ends],
