@@ -32,6 +32,8 @@ class Progress:
     random: dict[str, torch.Tensor] | None = None
     """States of the generators when the epoch began; ``None`` before it has."""
     finished: bool = False
+    counted: bool = True
+    """Whether the iterator is torch's, and not one that a subclass makes itself."""
 
 
 class Counted:
@@ -108,7 +110,9 @@ class TorchState:
         else:
             self.progress = resumes
             iterator = self._resumed(loader, make, resumes)
-        iterator.progress = self.progress
+        self.progress.counted = isinstance(iterator, Counted)
+        if self.progress.counted:
+            iterator.progress = self.progress
         return iterator
 
     def _resumed(self, loader: Any, make: Any, progress: Progress) -> Any:
@@ -146,6 +150,11 @@ class TorchState:
     def save(self, loader: Any) -> dict[str, Any]:
         """What `load` needs."""
         progress = self.resumes or self.progress
+        if not progress.counted:
+            raise RuntimeError(
+                f"{type(loader).__name__} makes its own iterator, so the batches that it gives out are not "
+                "counted here. Save a state of that iterator instead."
+            )
         if progress.finished:
             progress = Progress(epoch=progress.epoch + 1)
         state: dict[str, Any] = {
@@ -198,7 +207,9 @@ def _states_at_first_index(loader: Any) -> dict[str, torch.Tensor]:
     """States when the sampler will draw: behind the workers' seed, unless persistent workers keep theirs."""
     if loader._iterator is not None:
         return generator_states(loader)
-    drawn_from = loader.generator or torch.default_generator
+    drawn_from = torch.default_generator if loader.generator is None else loader.generator
+    if not isinstance(drawn_from, torch.Generator):
+        return {}  # torch is about to refuse it, in its own words
     before = drawn_from.get_state()
     torch.empty((), dtype=torch.int64).random_(generator=drawn_from)
     states = generator_states(loader)

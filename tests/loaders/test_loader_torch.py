@@ -332,3 +332,14 @@ def test_tensor_data_sets_come_as_torch_collates_them():
     data = TensorDataset(torch.arange(6.0).reshape(6, 1), torch.arange(6))
     for theirs, ours in zip(TorchLoader(data, batch_size=4), DataLoader(data, batch_size=4), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+
+
+def test_a_loader_with_its_own_iterator_has_no_state_to_save():
+    class Own(DataLoader):
+        def _get_iterator(self):
+            return iter([1, 2])
+
+    loader = Own(DATA)
+    assert list(loader) == [1, 2]
+    with pytest.raises(RuntimeError, match="Own makes its own iterator"):
+        loader.state_dict()
