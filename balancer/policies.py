@@ -25,9 +25,6 @@ Policy = Callable[[Problem], Layout]
 PLAIN = 16_384
 """Samples x ranks up to which the default also looks at plain divisions by time: at most 0.3 ms."""
 
-CLOSE = 1e-4
-"""Gap of a large step from which on it does not: they are half of the time of 512 samples on 8 ranks."""
-
 
 def balanced(problem: Problem) -> Layout:
     """The least predicted step time: degrees, groups and micro-batches chosen for the sync mode."""
@@ -41,8 +38,9 @@ def balanced(problem: Problem) -> Layout:
         found.append(waves.divide(problem))
     candidates = [layout for layout in found if layout is not None]
     bound_ns = ladder_of(problem).lower_bound_ns
-    # Few samples are compared whatever the gap is, so that no plain policy is ever faster.
-    enough = bound_ns * (1 + CLOSE) if len(problem) > search.MOST_SAMPLES else bound_ns
+    # Few samples are compared whatever the gap is, so that no plain policy is ever faster. Otherwise the
+    # comparison is half of the time of 512 samples on 8 ranks.
+    enough = bound_ns * (1 + waves.CLOSE) if len(problem) > search.MOST_SAMPLES else bound_ns
     if not (candidates and _within(problem, candidates, enough)):
         candidates += _plain(problem)
     if problem.micro_batches is not None:

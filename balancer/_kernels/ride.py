@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from balancer._kernels.pace import at_pace
 from packing._jit import kernel
 
 
@@ -60,12 +61,18 @@ def ride(tokens, time, level, degree, free, end, first, last, pace, unit, load):
                 i = next_free[i]
             if i >= count:
                 break
-            cost = time[level[m], i] * slow // unit + 1
+            cost = at_pace(time[level[m], i], slow, unit)
             if latest + added + cost > end[m]:
                 # Shorter candidates may still end in time: halve the length.
-                lo = i
-                while lo < count and tokens[lo] * 2 > tokens[i]:
-                    lo += 1
+                half = tokens[i] // 2
+                lo = max(i, first_of[min((half >> shift) + 1, 1025)])
+                hi = max(i, first_of[half >> shift])
+                while lo < hi:
+                    middle = (lo + hi) // 2
+                    if tokens[middle] <= half:
+                        hi = middle
+                    else:
+                        lo = middle + 1
                 if lo >= count:
                     break
                 i = lo

@@ -9,7 +9,7 @@ At last the finished packs are sorted and dealt to the slots, tallest slot first
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,48 +36,69 @@ class Way:
     """Whether the rest is packed by tokens alone."""
 
 
-WAYS = tuple(
-    Way(height=height, riders=riders) for height in (1.0, 1.15, 1.4, 2.0) for riders in (True, False)
-)
+HEIGHTS: tuple[float, ...] = (1.0, 1.15, 1.4, 2.0)
+"""Heights of `Way` in the order of trial."""
 
 NARROW = Way(height=64.0, riders=False, tight=True)
+
+MANY = 2048
+"""Samples above which only the ways that promise most are built: 16,384 on 1,024 ranks take 2 ms each."""
+
+CLOSE = 1e-4
+"""Gap of a step of many samples that is not worth another try."""
 
 DENSE = 0.8
 """Share of the work that is dealt by density before the rest is dealt by time."""
 
 
 def divide(problem: Problem) -> Layout | None:
-    """The best of several numbers of slots and heights; None where none of them holds the step."""
+    """The best of several numbers of slots and heights; None where none of them holds the step.
+
+    With many samples only ways that let others ride are built, at `_promising` heights: of 144 steps of six
+    mixes on 64 to 1,024 ranks two got longer by it, by 0.5 and 2.8 %, in 0.4 of the time.
+    """
     part = that_holds(problem, problem.cp_degrees)
     if part is None:
         return None
     problem = part
     ladder, blocks = ladder_of(problem), make_blocks(problem)
-    ways = WAYS[:1] if ladder.degrees.size == 1 else WAYS
+    heights = HEIGHTS[:1] if ladder.degrees.size == 1 else HEIGHTS
+    with_riders = (True,) if ladder.degrees.size == 1 or len(problem) > MANY else (True, False)
+    promising = heights
+    enough = ladder.lower_bound_ns * (1 + (CLOSE if len(problem) > MANY else 0))
     best: Layout | None = None
     best_ns = misses = 0
     evened = False
     for slots in slot_counts(problem):
+        ways = [Way(height=height, riders=riders) for height in promising for riders in with_riders]
         layouts = [build(problem, ladder, blocks, slots, way) for way in ways]
         even = any(layout is not None for layout in layouts)
         if not even:
             # Even work leaves too little room somewhere: pack as tightly as first fit does, at last with
             # larger degrees only for samples that need their memory.
-            layouts = [
-                build(problem, ladder, blocks, slots, replace(way, tight=True)) for way in (*ways, NARROW)
-            ]
-        improved = False
-        for layout in layouts:
-            if layout is not None:
-                time_ns = objective_ns(problem, layout)
-                if best is None or time_ns < best_ns:
-                    best, best_ns, improved = layout, time_ns, True
+            ways = [Way(height=h, riders=r, tight=True) for h in heights for r in (True, False)] + [NARROW]
+            layouts = [build(problem, ladder, blocks, slots, way) for way in ways]
+        times = [None if layout is None else objective_ns(problem, layout) for layout in layouts]
+        found = [(time_ns, k) for k, time_ns in enumerate(times) if time_ns is not None]
+        improved = bool(found) and (best is None or min(found)[0] < best_ns)
+        if improved:
+            best_ns, k = min(found)
+            best = layouts[k]
         evened |= even
         misses += best is not None and not improved
         # Counts at which only the tight packing fits say little about the next one.
-        if misses >= (2 if evened else 8):
+        if misses >= (2 if evened else 8) or (best is not None and best_ns <= enough):
             break
+        if even and len(problem) > MANY:
+            homeless = {way.height for way, time_ns in zip(ways, times, strict=True) if time_ns is None}
+            promising = _promising(heights, ways[min(found)[1]].height, homeless)
     return best
+
+
+def _promising(heights: tuple[float, ...], best: float, homeless: set[float]) -> tuple[float, ...]:
+    """Heights for the next number of slots: the best one, its neighbours, and those that found no room."""
+    at = heights.index(best)
+    return tuple(h for k, h in enumerate(heights) if abs(k - at) <= 1 or h in homeless)
 
 
 def slot_counts(problem: Problem) -> Iterator[int]:
@@ -158,7 +179,8 @@ def _fill_rest(
     """Fill a micro-batch for each free group of the smallest degree, and deal them."""
     slots, base, fixed = heights.size, int(ladder.degrees[0]), int(ladder.fixed_ns[0])
     starts = blocks.starts[: blocks.bounds[1]]
-    free = np.logical_not(taken[:, starts[:, None] + np.arange(base)].any(axis=2))
+    used = taken[:, starts] if base == 1 else taken[:, starts[:, None] + np.arange(base)].any(axis=2)
+    free = np.logical_not(used)
     tallest_first = np.argsort(-heights, kind="stable")
     unit_slot, unit_block = np.nonzero(free[tallest_first])
     work = ladder.base_ns[rest]
