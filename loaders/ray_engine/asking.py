@@ -7,6 +7,7 @@ ends it: that one is skipped, or named.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,16 +20,19 @@ from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
 
 from loaders.faults import Fault, SampleError
-from loaders.ray_engine.readers import Reading, UnknownSource
+from loaders.ray_engine.readers import Kind, Reading, UnknownSource
 from loaders.ray_engine.session import NAMESPACE, pickled
 from loaders.shares import Share
 from loaders.skipping import blank
-from loaders.sources.base import Source
 
 TRIES = 3
 """Times that a reader may end over the same rows before they are asked for in halves, or one is blamed."""
+LOSSES = 30
+"""Of answers, whatever the reason, before whoever asked is told."""
 REVIVAL_S = 30.0
 """Ray starts a process anew within a second or two; another node takes until the lost one is given up."""
+
+logger = logging.getLogger(__name__)
 
 LOST = (RayActorError, OutOfMemoryError, GetTimeoutError)
 
@@ -66,16 +70,17 @@ class Readers:
     """The readers as one builder sees them.
 
     Args:
-        sources: for names in messages, and to tell readers that do not know them.
+        plane: name of the loader.
         prefix: of the readers' names.
-        skip_faults: whether a row that ends its reader each time is skipped.
+        kinds: its sources, for names in messages, and to tell readers that do not know them.
     """
 
-    def __init__(self, sources: Sequence[Source], *, prefix: str, skip_faults: bool) -> None:
-        self._sources = sources
+    def __init__(self, plane: str, prefix: str, kinds: Sequence[Kind]) -> None:
+        self._plane = plane
         self._prefix = prefix
-        self._skip_faults = skip_faults
+        self._kinds = kinds
         self._handles: dict[str, Any] = {}
+        self._processes: dict[str, str] = {}
 
     def ask(self, readers: Sequence[int], number: int, share: Share, mine: NDArray[np.int64]) -> list[Answer]:
         """Start reading the samples at ``mine``, all of source ``number``, by its readers at once."""
@@ -103,16 +108,24 @@ class Readers:
             ReaderGone: the reader does not come back.
         """
         question, reference = answer
-        for _ in range(TRIES):
+        ends = 0
+        for _ in range(LOSSES):
+            process = self._processes.get(question.name)
             try:
                 return [self._reading(reference)]
             except RayTaskError as error:
                 if not isinstance(error.cause, UnknownSource):
                     raise error.cause from error
                 self._teach(question)
-            except LOST:
-                self._await(question.name)
+            except LOST as error:
+                # a process that still lives, or was gone before it was asked, has not ended over these rows
+                ends += self._await(question.name) != process is not None
+                logger.info("%s was lost: %s", question.name, error)
+            if ends >= TRIES:
+                break
             reference = self._asked(question)[1]
+        else:
+            raise ReaderGone(question.name)
         if question.row.size > 1:
             return [reading for half in question.halves() for reading in self.take(self._asked(half))]
         return [self._blamed(question)]
@@ -122,15 +135,16 @@ class Readers:
         return found
 
     def _teach(self, question: Question) -> None:
-        source = pickled(self._sources[question.number])
+        kind = pickled(self._kinds[question.number])
         with suppress(*LOST):  # then the question is asked in vain as well
-            ray.get(self._handle(question.name).learn.remote(question.number, source))
+            ray.get(self._handle(question.name).learn.remote(self._plane, question.number, kind))
 
     def _blamed(self, question: Question) -> Reading:
         row, size = int(question.row[0]), int(question.num_tokens[0])
-        source = self._sources[question.number]
+        kind = self._kinds[question.number]
+        source = kind.source
         reason = f"the process of its reader ended {TRIES} times while it was read alone"
-        if not (self._skip_faults and source.divisible):
+        if not (kind.skip_faults and source.divisible):
             raise SampleError(
                 f"{source.origin(row)}, stage read: {reason}. It may be broken, or need more memory than the "
                 'node has. Repair the sample, or pass on_error="skip" to go on without such samples.'
@@ -148,9 +162,8 @@ class Readers:
 
     def _asked(self, question: Question) -> Answer:
         handle = self._handle(question.name)
-        return question, handle.read.remote(
-            question.number, question.row, question.start, question.num_tokens, question.step
-        )
+        asked = (question.number, question.row, question.start, question.num_tokens, question.step)
+        return question, handle.read.remote(self._plane, *asked)
 
     def _handle(self, name: str) -> Any:
         if name not in self._handles:
@@ -160,13 +173,14 @@ class Readers:
                 raise ReaderGone(name) from None
         return self._handles[name]
 
-    def _await(self, name: str) -> None:
-        """Come back when the reader answers again."""
+    def _await(self, name: str) -> str:
+        """Come back when the reader answers again; says which process it is."""
         give_up = time.monotonic() + REVIVAL_S
         while time.monotonic() < give_up:
             try:
-                ray.get(self._handle(name).alive.remote(), timeout=REVIVAL_S)
-                return
+                process: str = ray.get(self._handle(name).process.remote(), timeout=REVIVAL_S)
+                self._processes[name] = process
+                return process
             except LOST:
                 self._handles.pop(name, None)  # one of this name may have been made anew
                 time.sleep(0.05)

@@ -21,11 +21,14 @@ from loaders.faults import Fault
 from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
 from loaders.ray_engine.asking import Readers
 from loaders.ray_engine.parcels import Parcel, to_parcel
+from loaders.ray_engine.readers import Kind
 from loaders.ray_engine.routing import Table
 from loaders.ray_engine.rows import concatenated, writable
 from loaders.reader import Part, Reader, by_source, in_order
 from loaders.shares import Share
 
+WORKS = 16
+"""Loaders that a builder serves; those that asked longest ago leave first, and may come back."""
 TOKEN_BYTES = 4
 """Of a token id on its way; labels and media come on top."""
 KEPT_PARCELS = 64
@@ -82,12 +85,24 @@ class Unprepared(LookupError):
     """The builder has not been told what to build: it is new, or has been started anew."""
 
 
+@dataclass(slots=True, eq=False)
+class Work:
+    """What a builder does for one loader."""
+
+    reader: Reader
+    readers: Readers
+    table: Table = ()
+
+    def routes(self, number: int) -> Sequence[int]:
+        """Readers of a source."""
+        return self.table[number] if number < len(self.table) else (0,)
+
+
 class BatchBuilder:
     """Actor: packing, joins, collating. It holds no files and nothing that cannot be built again."""
 
     def __init__(self) -> None:
-        self._reader: Reader | None = None
-        self._table: Table = ()
+        self._works: OrderedDict[str, Work] = OrderedDict()
         self._kept: OrderedDict[bytes, Future[Any]] = OrderedDict()
         self._lock = threading.Lock()
         self._spans = Spans()
@@ -97,32 +112,39 @@ class BatchBuilder:
         self._steps: dict[int, int] = {}
         self._metrics = BuilderMetrics()
 
-    def prepare(self, reader: NDArray[np.uint8], readers: str) -> None:
-        """Be told what to build: a `Reader`, pickled, whose sources give names and joins and are not read.
+    def prepare(self, plane: str, reader: NDArray[np.uint8], readers: str) -> None:
+        """Be told what to build for a loader: a `Reader`, pickled, whose sources are not read here.
 
         ``readers`` begins the name of each reader.
         """
         made: Reader = pickle.loads(reader.data)
-        self._readers = Readers(made.sources, prefix=readers, skip_faults=made.skip_faults)
-        self._reader = made
+        kinds = [
+            Kind(source=source, capacity=made.capacity, skip_faults=made.skip_faults)
+            for source in made.sources
+        ]
+        with self._lock:
+            self._works[plane] = Work(reader=made, readers=Readers(plane, readers, kinds))
+            while len(self._works) > WORKS:
+                self._works.popitem(last=False)
 
-    def route(self, table: Table) -> None:
+    def route(self, plane: str, table: Table) -> None:
         """Be told which readers read which source; until then, the first reads all."""
-        self._table = table
+        if plane in self._works:
+            self._works[plane].table = table
 
-    def build(self, share: Share, rank: int, waits: Sequence[Wait] = ()) -> Built:
+    def build(self, plane: str, share: Share, rank: int, waits: Sequence[Wait] = ()) -> Built:
         """The micro-batch of a share, for its one rank, which says how long it waited lately.
 
         Raises:
             Unprepared: `prepare` comes first.
         """
         self._note(share, rank, waits)
-        return self._build(share)
+        return self._build(plane, share)
 
-    def build_shared(self, share: Share, rank: int, waits: Sequence[Wait] = ()) -> list[Any]:
+    def build_shared(self, plane: str, share: Share, rank: int, waits: Sequence[Wait] = ()) -> list[Any]:
         """Reference to a micro-batch that several ranks take: the first of them has it built."""
         self._note(share, rank, waits)
-        return [self._once(key_of(share), lambda: ray.put(self._build(share)))]
+        return [self._once(key_of(plane, share), lambda: ray.put(self._build(plane, share)))]
 
     def alive(self) -> bool:
         """Whether it answers."""
@@ -158,14 +180,17 @@ class BatchBuilder:
                 self._spans.add("wait", f"rank {wait.rank}", wait.seconds, wait.step, wait.start_s)
         self._metrics.waited(waits)
 
-    def _build(self, share: Share) -> Built:
-        if self._reader is None:
-            raise Unprepared
+    def _build(self, plane: str, share: Share) -> Built:
+        with self._lock:
+            work = self._works.get(plane)
+            if work is None:
+                raise Unprepared
+            self._works.move_to_end(plane)
         started = time.perf_counter()
         call = threading.get_ident()
         self._waiting[call] = int(share.num_tokens.sum()) * TOKEN_BYTES
         try:
-            built = self._gathered(self._reader, share)
+            built = _gathered(work, share)
         finally:
             self._waiting.pop(call, None)
         now = time.monotonic()
@@ -178,31 +203,6 @@ class BatchBuilder:
             self._spans.add("build", label, time.perf_counter() - started, share.step)
         self._metrics.built(in_bytes, built.parcel.size_bytes, len(self._waiting))
         return built
-
-    def _gathered(self, reader: Reader, share: Share) -> Built:
-        asked = [
-            (number, mine, self._readers.ask(self._routes(number), number, share, mine))
-            for number, mine in by_source(share, len(reader.sources))
-        ]
-        parts: list[Part] = []
-        faults: list[Fault] = []
-        seconds: dict[int, float] = {}
-        tokens: dict[int, int] = {}
-        sizes: dict[int, int] = {}
-        for number, mine, answers in asked:
-            readings = [reading for answer in answers for reading in self._readers.take(answer)]
-            rows = concatenated([reading.rows for reading in readings])
-            # a user's function may write into what it is given, which the store does not allow
-            parts.append((mine, rows if reader.collate_fn is None else writable(rows)))
-            faults += [fault for reading in readings for fault in reading.faults]
-            seconds[number] = sum(reading.seconds for reading in readings)
-            tokens[number] = int(share.num_tokens[mine].sum())
-            sizes[number] = sum(reading.size_bytes for reading in readings)
-        packed = reader.packed(share, in_order(parts, share), faults)
-        return Built(parcel=to_parcel(packed), read_s=seconds, read_tokens=tokens, read_bytes=sizes)
-
-    def _routes(self, number: int) -> Sequence[int]:
-        return self._table[number] if number < len(self._table) else (0,)
 
     def _once(self, key: bytes, make: Callable[[], Any]) -> Any:
         with self._lock:
@@ -219,6 +219,30 @@ class BatchBuilder:
                     self._kept.pop(key, None)
                 future.set_exception(error)
         return future.result()
+
+
+def _gathered(work: Work, share: Share) -> Built:
+    reader = work.reader
+    asked = [
+        (number, mine, work.readers.ask(work.routes(number), number, share, mine))
+        for number, mine in by_source(share, len(reader.sources))
+    ]
+    parts: list[Part] = []
+    faults: list[Fault] = []
+    seconds: dict[int, float] = {}
+    tokens: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+    for number, mine, answers in asked:
+        readings = [reading for answer in answers for reading in work.readers.take(answer)]
+        rows = concatenated([reading.rows for reading in readings])
+        # a user's function may write into what it is given, which the store does not allow
+        parts.append((mine, rows if reader.collate_fn is None else writable(rows)))
+        faults += [fault for reading in readings for fault in reading.faults]
+        seconds[number] = sum(reading.seconds for reading in readings)
+        tokens[number] = int(share.num_tokens[mine].sum())
+        sizes[number] = sum(reading.size_bytes for reading in readings)
+    packed = reader.packed(share, in_order(parts, share), faults)
+    return Built(parcel=to_parcel(packed), read_s=seconds, read_tokens=tokens, read_bytes=sizes)
 
 
 class BuilderMetrics:
@@ -248,9 +272,9 @@ class BuilderMetrics:
                 self._wait_s.inc(wait.seconds, {"rank": str(wait.rank)})
 
 
-def key_of(share: Share) -> bytes:
+def key_of(plane: str, share: Share) -> bytes:
     """Equal for the ranks that share a micro-batch, and for nothing else."""
-    digest = hashlib.blake2b(repr((share.step, share.first_rank, share.slot, share.fillers)).encode())
+    digest = hashlib.blake2b(repr((plane, share.step, share.first_rank, share.slot, share.fillers)).encode())
     for column in (share.source, share.row, share.start, share.num_tokens):
         digest.update(column.tobytes())
     return digest.digest()

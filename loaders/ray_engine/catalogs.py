@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,10 @@ class SharedData:
     lost: tuple[Fault, ...]
 
 
+KEPT = 16
+"""Opened data that are kept for ranks to come, the latest."""
+
+
 class CatalogKeeper:
     """Actor: looks the data's lengths up and keeps what it found in the object store.
 
@@ -27,17 +32,21 @@ class CatalogKeeper:
     since it is a function of the data.
     """
 
-    def __init__(self, dataset: Any, options: Mapping[str, Any]) -> None:
-        self.dataset, self.options = dataset, dict(options)
-        self._kept: Any = None
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Any] = OrderedDict()
 
-    def shared(self) -> list[Any]:
-        """Reference to the `SharedData`, in a list, so that it is not copied into this answer."""
-        if self._kept is None:
-            opened = open_order(self.dataset, **self.options)
+    def find(self, key: str) -> list[Any]:
+        """Reference to the `SharedData`, in a list, so that it is not copied into the answer; or nothing."""
+        return [self._kept[key]] if key in self._kept else []
+
+    def open(self, key: str, dataset: Any, options: Mapping[str, Any]) -> list[Any]:
+        """The same, and what is missing is found first."""
+        if key not in self._kept:
+            opened = open_order(dataset, **options)
             lost: tuple[Fault, ...] = ()
-            if self.options.get("on_bad") == "skip":
+            if options.get("on_bad") == "skip":
                 lost = tuple(fault for catalog in opened.catalogs for fault in without_length(catalog.source))
-            self._kept = ray.put(SharedData(opened=opened, lost=lost))
-            self.dataset = None  # its lengths lie in the store now
-        return [self._kept]
+            self._kept[key] = ray.put(SharedData(opened=opened, lost=lost))
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return self.find(key)

@@ -34,12 +34,12 @@ from loaders.faults import Fault
 from loaders.opening import Opened
 from loaders.ray_engine.asking import ReaderGone
 from loaders.ray_engine.builders import Built, Unprepared, Wait
-from loaders.ray_engine.catalogs import CatalogKeeper, SharedData
+from loaders.ray_engine.catalogs import SharedData
 from loaders.ray_engine.parcels import to_packed
-from loaders.ray_engine.plane import COMMON, Plane
+from loaders.ray_engine.plane import Plane, actors_of_this_job
 from loaders.ray_engine.profile import Profile
 from loaders.ray_engine.scaling import Scaler
-from loaders.ray_engine.session import data_name, job_name, join_cluster, this_node
+from loaders.ray_engine.session import data_name, join_cluster
 from loaders.ray_engine.watching import RESUME, Watch
 from loaders.reader import Reader
 from loaders.shares import Share
@@ -74,36 +74,35 @@ class Engine:
 
     def __init__(self, address: str | None) -> None:
         join_cluster(address)
-        self.job = job_name()
+        self.actors = actors_of_this_job()
+        self.watch = Watch(self.actors.node)
         self.lost: tuple[Fault, ...] = ()
         """Rows that were left out while lengths were counted."""
-        self.watch = Watch(this_node())
-        self._keeper: Any = None
 
     def open(self, dataset: Any, **options: Any) -> Opened:
         """What `open_order` gives for the data: found by the first rank that asks, once for all of them."""
-        name = f"{self.job}:{data_name((dataset, sorted(options.items())))}:catalog:0"
+        key = data_name((dataset, sorted(options.items())))
         give_up = time.monotonic() + PATIENCE_S
         while True:
-            keeper: Any = ray.remote(CatalogKeeper).options(name=name, **COMMON).remote(dataset, options)
-            self._keeper = self._keeper or keeper  # the first one owns the actor
+            keeper = self.actors.get(self.actors.keeper)
             try:
-                (reference,) = ray.get(keeper.shared.remote())
-                found: SharedData = ray.get(reference)
-                self.lost = found.lost
-                return found.opened
+                found = ray.get(keeper.find.remote(key)) or ray.get(keeper.open.remote(key, dataset, options))
+                data: SharedData = ray.get(found[0])
+                self.lost = data.lost
+                return data.opened
             except RayTaskError as error:
                 raise error.cause from error
             except LOST as error:
                 self.watch.check()
                 if time.monotonic() > give_up:
                     raise _given_up(error) from error
-                self._keeper = None
+                if isinstance(error, ActorDiedError):
+                    self.actors.forget(self.actors.keeper)
                 time.sleep(0.1)
 
     def reading(self, reader: Reader, queue: ShareQueue, **options: Any) -> RayReading:
         """What draws shares from ``queue`` and has them read; see `RayReading` for the options."""
-        return RayReading(self, Plane(self.job, reader), queue, **options)
+        return RayReading(self, Plane(self.actors, reader), queue, **options)
 
 
 class RayReading(Iterable[Packed | Batch]):
@@ -186,17 +185,18 @@ class RayReading(Iterable[Packed | Batch]):
             share=share,
             shared=self.has_peers or share.cp_degree > 1,
             size_bytes=self.profile.size_bytes(tokens),
-            builder=self.plane.builder_name(share),
+            builder=self.plane.actors.builder_of(share),
         )
         self._ask(order)
         return order
 
     def _ask(self, order: Order) -> None:
-        builder = self.plane.builder(order.builder)
-        self.plane.source_reader(self.plane.reader_name(0))
+        actors = self.plane.actors
+        builder = actors.get(order.builder)
+        actors.get(f"{actors.readers}0")
         waits, self._waits = self._waits, []
         method = builder.build_shared if order.shared else builder.build
-        order.reference = method.remote(order.share, self.rank, waits)
+        order.reference = method.remote(self.plane.name, order.share, self.rank, waits)
 
     def _taken(self, order: Order, others: Iterable[Order]) -> Built:
         """What was asked for, asked again as often as it is lost."""
@@ -230,8 +230,8 @@ class RayReading(Iterable[Packed | Batch]):
             except RayTaskError as error:
                 reason: Exception = error.cause
                 if isinstance(reason, ReaderGone):
-                    self.plane.forget(str(reason))
-                    self.plane.source_reader(str(reason))
+                    self.plane.actors.forget(str(reason))
+                    self.plane.actors.get(str(reason))
                 elif isinstance(reason, Unprepared):
                     self.plane.prepare(order.builder)
                 elif isinstance(reason, (ObjectStoreFullError, OutOfDiskError)):
@@ -242,7 +242,7 @@ class RayReading(Iterable[Packed | Batch]):
                 raise _full(order, error) from error
             except LOST as error:
                 if isinstance(error, ActorDiedError):
-                    self.plane.forget(order.builder)
+                    self.plane.actors.forget(order.builder)
                 reason = error
                 time.sleep(0.05)
             self.engine.watch.check()

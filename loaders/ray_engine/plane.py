@@ -1,8 +1,10 @@
-"""The actors of one loader: what they are called, where they run, and how a missing one is started."""
+"""The actors of a job: what they are called, where they run, and how a missing one is started."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -10,8 +12,10 @@ from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from loaders.ray_engine.builders import BatchBuilder
+from loaders.ray_engine.catalogs import CatalogKeeper
 from loaders.ray_engine.readers import READER_OPTIONS, SourceReader
-from loaders.ray_engine.session import NAMESPACE, data_name, pickled, this_node
+from loaders.ray_engine.routing import Table
+from loaders.ray_engine.session import NAMESPACE, data_name, job_name, pickled, this_node
 from loaders.reader import Reader
 from loaders.shares import Share
 
@@ -23,77 +27,100 @@ CALLS_AT_ONCE = 64
 # Actors claim no CPU: they must find a place on what is left of a cluster, and how many there are follows
 # from the work. They belong to the process that started them and end with it; the next that misses one starts
 # it anew.
-COMMON = {"num_cpus": 0, "max_restarts": -1, "namespace": NAMESPACE, "get_if_exists": True}
+COMMON: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "namespace": NAMESPACE, "get_if_exists": True}
 
 
-class Plane:
-    """Handles of the actors of one loader, by name.
+class Actors:
+    """Handles of a job's actors, by name: as long as they are held here, the actors live."""
 
-    Args:
-        job: name of the job.
-        reader: what the actors read and build.
-    """
-
-    def __init__(self, job: str, reader: Reader) -> None:
-        self.reader = reader
+    def __init__(self, job: str) -> None:
+        self.job = job
         self.node = this_node()
-        self.blob = pickled(reader)
-        self.prefix = f"{job}:{data_name(self.blob)}"
         self._handles: dict[str, Any] = {}
 
-    def builder_name(self, share: Share) -> str:
-        """Ranks of this node that share the micro-batch find the same one."""
-        return f"{self.prefix}:builder:{self.node[:12]}:{share.first_rank // RANKS_PER_BUILDER}"
-
-    def reader_name(self, number: int) -> str:
-        """The ``number``-th reader."""
-        return f"{self.readers}{number}"
+    @property
+    def keeper(self) -> str:
+        """Name of the actor that opens data."""
+        return f"{self.job}:catalogs"
 
     @property
     def readers(self) -> str:
-        """How the readers' names begin."""
-        return f"{self.prefix}:reader:"
+        """How the readers' names begin; their number follows."""
+        return f"{self.job}:reader:"
 
-    def builder(self, name: str) -> Any:
-        """A builder on this node."""
-        here = NodeAffinitySchedulingStrategy(self.node, soft=True)
-        options = COMMON | {"max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": here}
-        return self._found(name, lambda: ray.remote(BatchBuilder).options(name=name, **options).remote())
+    def builder_of(self, share: Share) -> str:
+        """Ranks of this node that share the micro-batch find the same one."""
+        return f"{self.job}:builder:{self.node[:12]}:{share.first_rank // RANKS_PER_BUILDER}"
 
-    def source_reader(self, name: str) -> Any:
-        """A reader, on a node that has few of them."""
-        options = COMMON | {"scheduling_strategy": "SPREAD"}
-        remote: Any = ray.remote  # its stubs know no concurrency groups
-        made = remote(**READER_OPTIONS)(SourceReader).options(name=name, **options)
-        how = {"capacity": self.reader.capacity, "skip_faults": self.reader.skip_faults}
-        return self._found(name, lambda: made.remote(**how))
-
-    def prepare(self, builder: str) -> None:
-        """Tell a builder what to build."""
-        self.builder(builder).prepare.remote(self.blob, self.readers)
+    def get(self, name: str) -> Any:
+        """The actor of this name, started where there is none."""
+        if name not in self._handles:
+            self._handles[name] = self._started(name)
+        return self._handles[name]
 
     def builders(self) -> Iterator[Any]:
         """All that there are, those of other ranks too."""
         for one in list_named_actors(all_namespaces=True):
-            if one["namespace"] == NAMESPACE and one["name"].startswith(f"{self.prefix}:builder:"):
-                try:
+            if one["namespace"] == NAMESPACE and one["name"].startswith(f"{self.job}:builder:"):
+                with suppress(ValueError):  # it has just ended
                     yield ray.get_actor(one["name"], namespace=NAMESPACE)
-                except ValueError:
-                    continue  # it has just ended
 
     def end(self, name: str) -> None:
         """End an actor that is not needed any more."""
-        self._handles.pop(name, None)
-        try:
+        self.forget(name)
+        with suppress(ValueError):  # it has ended
             ray.kill(ray.get_actor(name, namespace=NAMESPACE))
-        except ValueError:
-            return  # it has ended
 
     def forget(self, name: str) -> None:
         """Look for an actor anew, or start it, when it is next needed: it is dead."""
         self._handles.pop(name, None)
 
-    def _found(self, name: str, start: Any) -> Any:
-        if name not in self._handles:
-            self._handles[name] = start()
-        return self._handles[name]
+    def _started(self, name: str) -> Any:
+        remote: Any = ray.remote  # its stubs know no concurrency groups
+        if name == self.keeper:
+            return remote(CatalogKeeper).options(name=name, **COMMON).remote()
+        if name.startswith(self.readers):
+            made = remote(**READER_OPTIONS)(SourceReader)
+            return made.options(name=name, scheduling_strategy="SPREAD", **COMMON).remote()
+        here = NodeAffinitySchedulingStrategy(self.node, soft=True)
+        made = remote(BatchBuilder).options(
+            name=name, max_concurrency=CALLS_AT_ONCE, scheduling_strategy=here, **COMMON
+        )
+        return made.remote()
+
+
+_ACTORS: weakref.WeakValueDictionary[tuple[str, str], Actors] = weakref.WeakValueDictionary()
+"""Of this process: loaders of one job share them, and when the last is gone, so are the actors."""
+
+
+def actors_of_this_job() -> Actors:
+    """What the loaders of this process share."""
+    key = job_name(), this_node()
+    found = _ACTORS.get(key)
+    if found is None:
+        found = _ACTORS[key] = Actors(key[0])
+    return found
+
+
+class Plane:
+    """What the actors do for one loader.
+
+    Args:
+        actors: those of the job.
+        reader: what they read and build.
+    """
+
+    def __init__(self, actors: Actors, reader: Reader) -> None:
+        self.actors = actors
+        self.reader = reader
+        self._blob = pickled(reader)
+        self.name = data_name(self._blob)
+
+    def prepare(self, builder: str) -> None:
+        """Tell a builder what to build."""
+        self.actors.get(builder).prepare.remote(self.name, self._blob, self.actors.readers)
+
+    def route(self, table: Table) -> None:
+        """Tell all builders which readers read which source."""
+        for builder in self.actors.builders():
+            builder.route.remote(self.name, table)

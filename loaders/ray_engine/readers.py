@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from loaders.pieces import read_pieces
 from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
 from loaders.ray_engine.rows import plain_rows, size_of_rows
 from loaders.sources.base import Rows, Source
+
+KINDS = 4096
+"""Sources that a reader keeps open; those of loaders that are gone leave first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,49 +58,60 @@ class UnknownSource(LookupError):
     """The reader has not been told of a source: it is new, or has been started anew."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Kind:
+    """A source as a reader knows it."""
+
+    source: Source
+    capacity: int
+    """Tokens of the longest sample."""
+    skip_faults: bool
+    """Let a sample that cannot be read keep its place."""
+
+
 class SourceReader:
     """Actor: sample-level work (read, decode, tokenise, expand media). Any reader can read any source.
 
     It reads one thing after another; what tells of it is answered beside that.
-
-    Args:
-        capacity: tokens of the longest sample.
-        skip_faults: let a sample that cannot be read keep its place.
     """
 
-    def __init__(self, *, capacity: int, skip_faults: bool) -> None:
-        self._sources: dict[int, Source] = {}
-        self.capacity = capacity
-        self.skip_faults = skip_faults
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[tuple[str, int], Kind] = OrderedDict()
+        self._process = f"{os.getpid()}-{time.monotonic_ns()}"
         self._spans = Spans()
         self._tokens: dict[str, Rate] = defaultdict(Rate)
         self._bytes, self._busy_us = Rate(), Rate()
         self._reads = self._faults = 0
         self._metrics = ReaderMetrics()
 
-    def learn(self, number: int, source: NDArray[np.uint8]) -> None:
-        """Be told of a source, pickled. Its files are opened when it is read."""
-        self._sources[number] = pickle.loads(source.data)
+    def learn(self, plane: str, number: int, kind: NDArray[np.uint8]) -> None:
+        """Be told of a loader's source: a `Kind`, pickled. Its files are opened when it is read."""
+        self._kinds[plane, number] = pickle.loads(kind.data)
+        while len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
 
     def read(
         self,
+        plane: str,
         number: int,
         row: NDArray[np.int64],
         start: NDArray[np.int64],
         num_tokens: NDArray[np.int64],
         step: int,
     ) -> Reading:
-        """Pieces of source ``number``, for a step; see `loaders.pieces.read_pieces`.
+        """Pieces of source ``number`` of a loader, for a step; see `loaders.pieces.read_pieces`.
 
         Raises:
             UnknownSource: `learn` comes first.
         """
-        if number not in self._sources:
+        kind = self._kinds.get((plane, number))
+        if kind is None:
             raise UnknownSource(number)
-        source = self._sources[number]
+        self._kinds.move_to_end((plane, number))
+        source = kind.source
         started = time.perf_counter()
         rows, faults = read_pieces(
-            source, row, start, num_tokens, capacity=self.capacity, skip_faults=self.skip_faults
+            source, row, start, num_tokens, capacity=kind.capacity, skip_faults=kind.skip_faults
         )
         seconds = time.perf_counter() - started
         size = size_of_rows(rows)
@@ -104,9 +119,9 @@ class SourceReader:
         return Reading(rows=plain_rows(rows), faults=tuple(faults), seconds=seconds, size_bytes=size)
 
     @ray.method(concurrency_group="telling")
-    def alive(self) -> bool:
-        """Whether it answers."""
-        return True
+    def process(self) -> str:
+        """Names this process: another one has another name."""
+        return self._process
 
     @ray.method(concurrency_group="telling")
     def stats(self) -> ReaderStats:
@@ -114,7 +129,7 @@ class SourceReader:
         now = time.monotonic()
         tokens = dict(self._tokens)
         return ReaderStats(
-            sources=tuple(dict.fromkeys(source.name for source in list(self._sources.values()))),
+            sources=tuple(dict.fromkeys(kind.source.name for kind in list(self._kinds.values()))),
             reads=self._reads,
             busy=min(self._busy_us.per_second(now) / 1e6, 1.0),
             size_bytes=self._bytes.total,

@@ -64,21 +64,21 @@ class Scaler:
         self._looked, self.steps, self.wait_s, self._first = now, 0, 0.0, False
 
     def _settle(self, wanted: int, load: NDArray[np.float64]) -> None:
+        actors = self.plane.actors
         for name in self._surplus:  # the builders have been told a look ago
-            self.plane.end(name)
+            actors.end(name)
         self._surplus = []
         self._too_many = self._too_many + 1 if wanted < self.readers else 0
         if wanted < self.readers and self._too_many < SHRINK_LOOKS:
             wanted = self.readers
         if wanted != self.readers or not self.table:
             logger.info("%d readers instead of %d", wanted, self.readers)
-            self._surplus = [self.plane.reader_name(at) for at in range(wanted, self.readers)]
+            self._surplus = [f"{actors.readers}{at}" for at in range(wanted, self.readers)]
             self.readers, self._too_many = wanted, 0
             self.table = allot(load, wanted)
         for at in range(self.readers):
-            self.plane.source_reader(self.plane.reader_name(at))
-        for builder in self.plane.builders():  # one that was started anew knows nothing
-            builder.route.remote(self.table)
+            actors.get(f"{actors.readers}{at}")
+        self.plane.route(self.table)  # again, since a builder that was started anew knows nothing
 
 
 def _is_media(plane: Plane) -> bool:

@@ -58,6 +58,11 @@ def join_cluster(address: str | None = None) -> None:
         path.write_text(f"{ray.get_runtime_context().gcs_address} {os.getpid()}")
 
 
+def running_address(address: str | None) -> str:
+    """Where a cluster should run already: at ``address``, ``RAY_ADDRESS``, or somewhere on this machine."""
+    return address or os.environ.get("RAY_ADDRESS") or "auto"
+
+
 def job_name() -> str:
     """Equal on all ranks of a job, and another for another job on the same cluster."""
     told = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]

@@ -36,9 +36,9 @@ def cluster():
     made.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def address(cluster):
-    """Of the cluster, which is left behind empty."""
+    """Of the cluster, which a module's loaders share and leave behind empty."""
     yield cluster.address
     import ray
 

@@ -1,0 +1,115 @@
+"""Whatever is lost on the way, the stream goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+
+pytest.importorskip("ray", reason="ray is not installed")
+
+import ray
+from ray.util import list_named_actors
+
+from loaders.faults import SampleError
+from loaders.ray_engine.session import NAMESPACE
+from tests.ray.streams import Brittle, check_equal, lengths, loader_of, mixture
+
+
+def on_ray(address, dataset, rank, ranks=2, **changes):
+    return loader_of(dataset, rank, ranks, engine="ray", address=address, **changes)
+
+
+def actor_names(*kinds):
+    names = [one["name"] for one in list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE]
+    return sorted(name for name in names if name.split(":")[1] in kinds)
+
+
+def process_of(name):
+    actor = ray.get_actor(name, namespace=NAMESPACE)
+    states = ray._private.state.actors(actor._actor_id.hex())
+    return int(states["Pid"])
+
+
+KILLS = 20
+
+
+def test_twenty_random_kills_change_nothing(address):
+    whole = [list(loader_of(mixture(), rank)) for rank in range(2)]
+    chance = random.Random(5)
+    loaders = [on_ray(address, mixture(), rank) for rank in range(2)]
+    streams = [iter(loader) for loader in loaders]
+    given = [[next(stream)] for stream in streams]
+    moments = set(chance.sample(range(1, len(whole[0])), KILLS))
+    for at in range(1, max(map(len, whole))):
+        if at in moments:
+            name = chance.choice(actor_names("reader", "builder", "catalogs"))
+            how = chance.choice(["process", "restart", "for good"])
+            if how == "process":
+                os.kill(process_of(name), signal.SIGKILL)
+            else:
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=how == "for good")
+        for rank in range(2):
+            if at < len(whole[rank]):
+                given[rank].append(next(streams[rank]))
+    for rank in range(2):
+        check_equal(whole[rank], given[rank])
+        with pytest.raises(StopIteration):
+            next(streams[rank])
+
+
+def test_a_row_that_ends_its_reader_is_skipped_or_named(address):
+    source = Brittle(lengths(40), deadly=[17])
+    loader = on_ray(address, source, 0, 1, cp_degrees=(1,), shuffle=False)
+    batches = list(loader)
+    [fault] = [fault for batch in batches for fault in batch.faults]
+    assert (fault.row, fault.error) == (17, "ReaderDied")
+    assert loader.metrics()["skipped"] == 1
+    local = loader_of(Brittle(lengths(40), bad=[17]), 0, 1, cp_degrees=(1,), shuffle=False)
+    for ours, theirs in zip(batches, list(local), strict=True):
+        assert ours["labels"].tolist() == theirs["labels"].tolist()
+    strict = {"on_error": "raise", "max_errors": 0.01, "cp_degrees": (1,), "shuffle": False}
+    with pytest.raises(SampleError, match="brittle, row 17, stage read: the process of its reader ended"):
+        list(on_ray(address, source, 0, 1, **strict))
+
+
+def test_a_lost_node_changes_nothing(cluster, address):
+    extra = cluster.add_node(num_cpus=1)
+    whole = list(loader_of(mixture(), 0))
+    loader = on_ray(address, mixture(), 0)
+    stream = iter(loader)
+    given = [next(stream) for _ in range(3)]
+    nodes = {one["NodeID"]: one["Alive"] for one in ray.nodes()}
+    for name in actor_names("reader"):  # move the readers to the node that is going to be lost
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+        await_gone(name)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from loaders.ray_engine import readers
+
+        there = NodeAffinitySchedulingStrategy(extra.node_id, soft=False)
+        moved = (
+            ray.remote(**readers.READER_OPTIONS)(readers.SourceReader)
+            .options(name=name, namespace=NAMESPACE, num_cpus=0, max_restarts=-1, scheduling_strategy=there)
+            .remote()
+        )
+        ray.get(moved.process.remote())
+    given += [next(stream) for _ in range(8)]
+    assert nodes[extra.node_id]
+    cluster.remove_node(extra, allow_graceful=False)
+    given += list(stream)
+    check_equal(whole, given)
+
+
+def await_gone(name):
+    import time
+
+    for _ in range(100):
+        try:
+            ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{name} is still there")
