@@ -29,6 +29,8 @@ from loaders.stream_order import ENDLESS, first_in_turn, in_turn
 from loaders.stream_window import StreamStep, nothing
 from packing.table import SampleTable
 
+NAMED = 8
+"""Ranks that a message about all of them names."""
 COLUMNS = ("row", "start", "num_tokens", "num_loss_tokens")
 """Columns of a sample table that are told, besides its phases."""
 
@@ -272,7 +274,10 @@ class UnionSteps:
         )
         for column, what in ((0, "epoch"), (1, "step")):
             if (told[:, column] != told[0, column]).any():
-                where = ", ".join(f"rank {rank} at {at}" for rank, at in enumerate(told[:, column].tolist()))
+                where = ", ".join(
+                    f"rank {rank} at {at}" for rank, at in enumerate(told[:NAMED, column].tolist())
+                )
+                where += ", ..." if host.size > NAMED else ""
                 raise RuntimeError(
                     f"data ranks stand at different {what}s: {where}. Load the states that all ranks saved "
                     "at one step, each its own, or start all of them anew."

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .agreement import device_of
 
-PATIENCE_S = 3.0
+PATIENCE_S = 5.0
 """How long ranks that lost one wait for each other's word, so that whoever stays silent can be named."""
 
 _made: Counter[tuple[int, ...]] = Counter()
@@ -141,8 +141,9 @@ class HostGroup:
             silent = self._silent()
             who = f"data ranks {silent} did not answer" if silent else "a data rank did not answer"
             raise RuntimeError(
-                f"{who} to rank {self.rank}: it has ended, hangs, or left its loop over the batches before "
-                f"the others did. All ranks must take equally many steps. The message failed with: {error}"
+                f"{who} to rank {self.rank}: who stays silent for {PATIENCE_S:g} s more has ended, hangs, "
+                "or left its loop over the batches before the others did. All ranks must take equally many "
+                f"steps. The message failed with: {error}"
             ) from error
 
     def _silent(self) -> list[int]:

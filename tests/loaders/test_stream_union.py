@@ -1,0 +1,164 @@
+"""The exchange of streams with all ranks played by threads of one process: many random streams at once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from balancer import CostModel, Topology, plan_step
+from loaders.stream_cursor import cursor_of_stream, stream_state
+from loaders.stream_union import StepSize
+from loaders.streaming import open_stream
+from tests.loaders.streams import Stateful, Stream
+
+CAP = 32
+COST = CostModel(linear=1e-6, quadratic=1e-8, fixed=1e-5)
+
+
+class PlayedHost:
+    """A `HostGroup` whose members are threads that meet at a barrier."""
+
+    def __init__(self, rank, size, board, barrier):
+        self.rank, self.size = rank, size
+        self.board, self.barrier = board, barrier
+
+    def gather(self, value):
+        self.board[self.rank] = value
+        self.barrier.wait()
+        found = list(self.board)
+        self.barrier.wait()
+        return found
+
+    def gather_ints(self, values):
+        return np.array(self.gather(list(map(int, values))), np.int64)
+
+    def gather_bytes(self, data):
+        return self.gather(data)
+
+    def send(self, parts, notes=()):
+        heard = self.gather((list(parts), list(map(int, notes))))
+        return [sent[self.rank] for sent, _ in heard], np.array([told for _, told in heard], np.int64)
+
+    def raise_together(self, error, what):
+        if any(failed is not None for failed in self.gather(error)):
+            raise error or RuntimeError(what)
+
+    tell_failure = raise_together
+
+
+def streaming(stream, rank, ranks, host, size, degrees, drop_last):
+    return open_stream(
+        stream,
+        samples=lambda: stream,
+        in_process=True,
+        exchange=True,
+        size=size,
+        window=1,
+        planner=plan_step,
+        options={"max_tokens": CAP, "cost": COST, "cp_degrees": degrees, "sync": "step"},
+        capacity=CAP,
+        oversize="split",
+        length=None,
+        phases=(),
+        quarantine=None,
+        collate_fn=None,
+        pad_to=(),
+        topology=Topology(ranks=ranks),
+        rank=rank,
+        drop_last=drop_last,
+        pin=False,
+        setup="",
+        host=lambda: host,
+        groups=lambda: None,
+    )
+
+
+def play(streams, *arguments, states=None):
+    """By rank: the batches, told by step, and the states behind each step."""
+    ranks = len(streams)
+    board, barrier = [None] * ranks, threading.Barrier(ranks, timeout=30)
+
+    def run(rank):
+        loader = streaming(streams[rank], rank, ranks, PlayedHost(rank, ranks, board, barrier), *arguments)
+        if states is not None:
+            loader.load(cursor_of_stream(states[rank], {}))
+        batches, saved = [], {}
+        for batch in loader.start():
+            told = (batch["input_ids"].tolist(), batch["shift_labels"].tolist(), batch.sample_ids.tolist())
+            batches.append((batch.step, batch.cp_rank, batch.starts.tolist(), told, batch.step_loss_tokens))
+            if batch.last_in_step:
+                saved[batch.step] = stream_state(loader.cursor, {})
+        return batches, saved, loader.report(["streams"])
+
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(run, range(ranks)))
+
+
+def steps_of(per_rank, size):
+    """Samples of each step, by the definition: in turn, until there are enough of them or of their tokens."""
+    order = sorted((row, rank) for rank, lengths in enumerate(per_rank) for row in range(len(lengths)))
+    steps, tokens = [[]], 0
+    for row, rank in order:
+        steps[-1].append((rank, row))
+        tokens += per_rank[rank][row]
+        if len(steps[-1]) == size.samples or (size.tokens is not None and tokens >= size.tokens):
+            steps.append([])
+            tokens = 0
+    full = steps[:-1]
+    return full, full + [step for step in steps[-1:] if step]
+
+
+@settings(max_examples=30)
+@given(
+    per_rank=st.lists(st.lists(st.integers(1, 70), max_size=14), min_size=2, max_size=4),
+    size=st.one_of(
+        st.builds(StepSize, samples=st.integers(1, 9), tokens=st.none()),
+        st.builds(StepSize, samples=st.none(), tokens=st.integers(1, 200)),
+    ),
+    wide=st.booleans(),
+    drop_last=st.booleans(),
+    stop=st.integers(0, 20),
+    stateful=st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_steps_are_runs_of_the_order_and_what_is_resumed_is_the_rest(
+    per_rank, size, wide, drop_last, stop, stateful
+):
+    arguments = (size, (1, 2) if wide else (1,), drop_last)
+
+    def streams():
+        return [(Stateful if stateful[rank] else Stream)(lengths) for rank, lengths in enumerate(per_rank)]
+
+    heard = play(streams(), *arguments)
+    full, every = steps_of(per_rank, size)
+    expected = full if drop_last else every
+    seen = {}
+    for batches, saved, report in heard:
+        assert sorted(saved) == list(range(len(expected)))
+        assert report["tokens"] == sum(per_rank[rank][row] for step in expected for rank, row in step)
+        for step, cp_rank, starts, (_, _, pairs), _ in batches:
+            for (rank, row), start in zip(pairs, starts, strict=True):
+                if cp_rank == 0:
+                    assert (rank, row, start) not in seen
+                    seen[rank, row, start] = step
+    for number, step in enumerate(expected):
+        for rank, row in step:
+            for start in range(0, per_rank[rank][row], CAP):
+                assert seen.pop((rank, row, start)) == number
+    assert not seen
+    labels = [[] for _ in expected]
+    for batches, _, _ in heard:
+        for step, _, _, (_, shifted, _), total in batches:
+            labels[step].append((sum(label != -100 for label in shifted[0]), total))
+    for number, step in enumerate(expected):
+        pieces = [min(CAP, per_rank[r][row] - s) for r, row in step for s in range(0, per_rank[r][row], CAP)]
+        assert {total for _, total in labels[number]} == {sum(piece - 1 for piece in pieces)}
+        assert sum(count for count, _ in labels[number]) == sum(piece - 1 for piece in pieces)
+    if expected:
+        stop %= len(expected)
+        rest = play(streams(), *arguments, states=[saved[stop] for _, saved, _ in heard])
+        for (resumed, _, _), (batches, _, _) in zip(rest, heard, strict=True):
+            assert resumed == [batch for batch in batches if batch[0] > stop]
