@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.connection
 import signal
 import threading
 import warnings
@@ -100,6 +101,21 @@ class ReadingIterator(dataloader._MultiProcessingDataLoaderIter):
             if told is None:
                 raise
             raise WorkerError(told) from error
+        except (OSError, EOFError) as error:  # a worker hung up while it handed over a tensor
+            gone = self.gone()
+            if not gone:
+                raise
+            raise WorkerError(self.story_of(gone[0])) from error
+
+    def gone(self) -> list[int]:
+        """Workers that have ended; the first one may take a moment to do so."""
+        multiprocessing.connection.wait([process.sentinel for process in self._workers], timeout=GRACE_S)
+        return [worker for worker, process in enumerate(self._workers) if not process.is_alive()]
+
+    def story_of(self, worker: int) -> str:
+        """How a worker ended, and at what."""
+        process, words = self._workers[worker], self.desks[worker].words.decode(errors="replace")
+        return died(worker, process.pid, process.exitcode, self.slates[worker].see(), words)
 
     def told(self, error: RuntimeError) -> str | None:
         """The sentence for one of torch's errors; ``None`` where it is about something else."""
@@ -111,9 +127,7 @@ class ReadingIterator(dataloader._MultiProcessingDataLoaderIter):
             return timed_out(self._timeout, task[0], pids[task[0]], self.slates[task[0]].see())
         for pid in pids_in(str(error)):
             if pid in pids:
-                worker = pids.index(pid)
-                words = self.desks[worker].words.decode(errors="replace")
-                return died(worker, pid, self._workers[worker].exitcode, self.slates[worker].see(), words)
+                return self.story_of(pids.index(pid))
         return None
 
     def _shutdown_workers(self) -> None:

@@ -38,7 +38,7 @@ def pids_in(message: str) -> list[int]:
     return [int(pid) for pid in named.group(1).split(",")] if named else []
 
 
-def died(worker: int, pid: int, exitcode: int | None, seen: Seen, words: str) -> str:
+def died(worker: int, pid: int | None, exitcode: int | None, seen: Seen, words: str) -> str:
     """A worker that is no more.
 
     Args:

@@ -657,7 +657,7 @@ WITH_WORKERS = {
 
 def ends(kind, how):
     """What of the error does not depend on which of two checks sees the death first."""
-    loader = kind(data.Deadly(how), num_workers=1, worker_init_fn=data.quiet)
+    loader = kind(data.Deadly(how), num_workers=1, worker_init_fn=data.quiet, collate_fn=list)
     try:
         list(loader)
     except RuntimeError as error:

@@ -66,9 +66,9 @@ def killed():
 def test_a_stuck_read_ends_in_time_and_names_source_and_row(num_workers):  # U59
     list(doomed_loader(int))  # compiles what the first batch needs
     started = time.monotonic()
-    with pytest.raises(WorkerError, match=r"timeout=1 s: .* was reading Doomed, sample 37 \(step 3, slot"):
-        list(doomed_loader(stuck, num_workers=num_workers, timeout=1))
-    assert time.monotonic() - started < 10
+    with pytest.raises(WorkerError, match=r"timeout=2 s: .* was reading Doomed, sample 37 \(step 3, slot"):
+        list(doomed_loader(stuck, num_workers=num_workers, timeout=2))
+    assert time.monotonic() - started < 60  # and not 1000
 
 
 def test_batches_are_the_same_under_a_time_limit():
@@ -95,8 +95,8 @@ def test_a_stuck_stream_names_the_sample():
                     stuck()
                 yield list(range(5))
 
-    with pytest.raises(SampleError, match=r"Stream, sample 9, stage stream: .* within timeout=0\.5 s"):
-        list(DataLoader(Stream(), batch_size=2, max_tokens=30, timeout=0.5))
+    with pytest.raises(SampleError, match=r"Stream, sample 9, stage stream: .* within timeout=2 s"):
+        list(DataLoader(Stream(), batch_size=2, max_tokens=30, timeout=2))
 
 
 def test_a_file_is_named_where_rows_are_read_together():
@@ -108,26 +108,30 @@ def test_a_file_is_named_where_rows_are_read_together():
 
     source = Stuck([5] * ROWS, name="shard.parquet")
     with pytest.raises(WorkerError, match=r"was reading shard\.parquet, row 3\d \(step 3"):
-        list(DataLoader(source, batch_size=10, max_tokens=30, timeout=0.5))
+        list(DataLoader(source, batch_size=10, max_tokens=30, timeout=2))
 
 
 def test_a_plan_that_does_not_come_is_told():
+    go_on = threading.Event()
+
     def plans():
         yield 1
-        time.sleep(5)
+        go_on.wait(1000)
         yield 2
 
-    found = ahead(plans, 1, timeout_s=0.3)
+    found = ahead(plans, 1, timeout_s=2)
     assert next(found) == 1
-    with pytest.raises(Late, match=r"no plan came within 0\.3 s\. Planning a step reads rows"):
+    with pytest.raises(Late, match=r"no plan came within 2 s\. Planning a step reads rows"):
         next(found)
+    go_on.set()
 
 
 def test_a_call_is_left_behind_and_the_next_one_answered():
-    call = Caller(0.2)
+    call, go_on = Caller(2), threading.Event()
     assert call(lambda: 3) == 3
     with pytest.raises(CallLate):
-        call(lambda: time.sleep(1))
+        call(lambda: go_on.wait(1000))
+    go_on.set()
     assert call(lambda: 4) == 4
     with pytest.raises(KeyError):
         call(lambda: {}["x"])
