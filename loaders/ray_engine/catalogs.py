@@ -50,3 +50,7 @@ class CatalogKeeper:
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return self.find(key)
+
+    def stats(self) -> int:
+        """Number of opened data that it keeps."""
+        return len(self._kept)

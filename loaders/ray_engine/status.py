@@ -1,11 +1,12 @@
-"""What the loaders on a cluster do: their actors asked one by one, put together by loader."""
+"""What the data planes on a cluster do at the moment, and a timeline of what they did lately."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -14,146 +15,160 @@ from ray.util import list_named_actors
 
 from loaders.ray_engine.builders import BuilderStats
 from loaders.ray_engine.readers import ReaderStats
-from loaders.ray_engine.session import NAMESPACE
+from loaders.ray_engine.session import NAMESPACE, join_cluster
+from loaders.ray_engine.tracks import trace_events
 
 ANSWER_S = 5.0
-"""An actor that does not answer within this time is shown as not answering."""
-ROLES = ("reader", "builder", "catalog")
+"""Actors that do not answer within it are told of as such."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ActorState:
-    """One actor. ``stats`` is ``None`` where it does not answer, or tells nothing of itself."""
+class ActorStatus:
+    """One actor of a data plane."""
 
     job: str
-    data: str
-    role: str
-    number: str
-    """Among those of its role; a builder's begins with its node."""
-    node: str | None
-    """``None``: it does not answer."""
-    process: int | None
-    stats: ReaderStats | BuilderStats | None
+    kind: str
+    """``reader``, ``builder`` or ``catalogs``."""
+    name: str
+    """The rest of its name: a reader's number, a builder's node and group of ranks."""
+    answers: bool
+    reader: ReaderStats | None = None
+    builder: BuilderStats | None = None
 
 
-def status() -> dict[str, Any]:
-    """Nodes, object store and loaders of the cluster that this program is on, in plain values.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeStatus:
+    """One node of the cluster."""
 
-    Keys: ``address``; ``nodes``: id, host, alive, cpus; ``store``: used_bytes, total_bytes; ``loaders``: job,
-    data, ``readers``, ``builders``, ``catalogs`` (by actor), ``sources`` (tokens and tokens_per_s by name),
-    ``ranks`` (step and wait_s by number). Rates are of the last ten seconds.
+    name: str
+    alive: bool
+    cpus: float
+    store_bytes: int
+    """Size of its object store."""
 
-    Cost: one call to each actor, at once; at most `ANSWER_S`.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """All data planes of a cluster."""
+
+    address: str
+    nodes: Sequence[NodeStatus]
+    actors: Sequence[ActorStatus]
+    store_free_bytes: int
+    """Of the object stores of all nodes together."""
+
+    @property
+    def readers(self) -> list[ActorStatus]:
+        """Actors that read."""
+        return [actor for actor in self.actors if actor.kind == "reader"]
+
+    @property
+    def builders(self) -> list[ActorStatus]:
+        """Actors that build micro-batches."""
+        return [actor for actor in self.actors if actor.kind == "builder"]
+
+    @property
+    def store_bytes(self) -> int:
+        """Object stores of all nodes that are alive."""
+        return sum(node.store_bytes for node in self.nodes if node.alive)
+
+    @property
+    def tokens_per_s(self) -> Mapping[str, float]:
+        """By source, all readers together, over the last seconds."""
+        total: dict[str, float] = {}
+        for actor in self.readers:
+            for name, rate in (actor.reader.tokens_per_s if actor.reader else {}).items():
+                total[name] = total.get(name, 0.0) + rate
+        return total
+
+    @property
+    def waiting(self) -> int:
+        """Micro-batches that are asked for and not built."""
+        return sum(actor.builder.waiting for actor in self.builders if actor.builder)
+
+    @property
+    def wait_s(self) -> Mapping[int, float]:
+        """Seconds that each rank has waited for batches; of several jobs together."""
+        total: dict[int, float] = {}
+        for actor in self.builders:
+            for rank, seconds in (actor.builder.wait_s if actor.builder else {}).items():
+                total[rank] = total.get(rank, 0.0) + seconds
+        return total
+
+
+def status(address: str | None = None) -> Status:
+    """What runs on the cluster that this program is on, or that at ``address`` or ``RAY_ADDRESS``.
+
+    Raises:
+        ConnectionError: there is none.
     """
-    total, free = ray.cluster_resources(), ray.available_resources()
-    store = "object_store_memory"
-    return {
-        "address": ray.get_runtime_context().gcs_address,
-        "nodes": [_node(node) for node in ray.nodes()],
-        "store": {
-            "used_bytes": int(total.get(store, 0) - free.get(store, 0)),
-            "total_bytes": int(total.get(store, 0)),
-        },
-        "loaders": by_loader(actors()),
-    }
-
-
-def _node(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": node["NodeID"][:12],
-        "host": node["NodeManagerHostname"],
-        "alive": bool(node["Alive"]),
-        "cpus": node["Resources"].get("CPU", 0),
-    }
-
-
-def actors() -> list[ActorState]:
-    """All actors of loaders, asked how they are."""
-    asked = []
-    for one in list_named_actors(all_namespaces=True):
-        parts = one["name"].split(":")
-        role = next((part for part in parts if part in ROLES), None)
-        if one["namespace"] != NAMESPACE or role is None:
-            continue
-        at = parts.index(role)
-        names = (parts[0], ":".join(parts[1:at]), role, ":".join(parts[at + 1 :]))
-        try:
-            handle = ray.get_actor(one["name"], namespace=NAMESPACE)
-        except ValueError:  # it has just ended
-            continue
-        asked.append((names, _asked(handle, role)))
-    ray.wait(
-        [reference for _, reference in asked], num_returns=len(asked), timeout=ANSWER_S
-    ) if asked else None
-    return [_state(names, reference) for names, reference in asked]
-
-
-def _asked(handle: Any, role: str) -> Any:
-    call = handle.__ray_call__
-    if role == "reader":  # beside what it reads
-        call = call.options(concurrency_group="telling")
-    return call.remote(_tell)
-
-
-def _tell(actor: Any) -> tuple[str, int, ReaderStats | BuilderStats | None]:
-    """Runs in an actor's process."""
-    node = str(ray.get_runtime_context().get_node_id())
-    return node[:12], os.getpid(), actor.stats() if hasattr(actor, "stats") else None
-
-
-def _state(names: tuple[str, str, str, str], reference: Any) -> ActorState:
-    job, data, role, number = names
-    try:
-        node, process, stats = ray.get(reference, timeout=0)
-    except (GetTimeoutError, RayActorError):
-        node = process = stats = None
-    return ActorState(job=job, data=data, role=role, number=number, node=node, process=process, stats=stats)
-
-
-def by_loader(found: Iterable[ActorState]) -> list[dict[str, Any]]:
-    """Actors put together by job and data, with sums over sources and ranks. Pure."""
-    loaders: dict[tuple[str, str], list[ActorState]] = defaultdict(list)
-    for one in sorted(found, key=lambda one: (one.job, one.data, one.role, len(one.number), one.number)):
-        loaders[one.job, one.data].append(one)
-    return [
-        {
-            "job": job,
-            "data": data,
-            **{f"{role}s": [_plain(one) for one in members if one.role == role] for role in ROLES},
-            "sources": _sources(members),
-            "ranks": _ranks(members),
-        }
-        for (job, data), members in loaders.items()
+    _on_cluster(address)
+    asked = [(name, _ask(name, "stats")) for name in _names()]
+    resources = ray.available_resources()
+    nodes = [
+        NodeStatus(
+            name=str(node["NodeName"]),
+            alive=bool(node["Alive"]),
+            cpus=float(node["Resources"].get("CPU", 0.0)),
+            store_bytes=int(node["Resources"].get("object_store_memory", 0)),
+        )
+        for node in ray.nodes()
     ]
+    return Status(
+        address=ray.get_runtime_context().gcs_address,
+        nodes=nodes,
+        actors=[_status_of(name, _answer(reference)) for name, reference in asked],
+        store_free_bytes=int(resources.get("object_store_memory", 0)),
+    )
 
 
-def _plain(one: ActorState) -> dict[str, Any]:
-    told = {} if one.stats is None else asdict(one.stats)
-    for name in ("tokens", "tokens_per_s", "wait_s", "steps"):  # told by source and by rank
-        told.pop(name, None)
-    if "sources" in told:
-        told["sources"] = len(told["sources"])
-    answers = one.node is not None
-    return {"number": one.number, "answers": answers, "node": one.node, "process": one.process, **told}
+def write_timeline(path: str | os.PathLike[str], address: str | None = None) -> int:
+    """The latest reads, builds and waits of all data planes, for https://ui.perfetto.dev; gives their number.
+
+    One track for each reader and builder, and one for the waits of each rank.
+    """
+    _on_cluster(address)
+    asked = [(name, _ask(name, "spans")) for name in _names()]
+    found = {name: spans for name, reference in asked if (spans := _answer(reference))}
+    with open(path, "w") as file:
+        json.dump({"traceEvents": trace_events(found), "displayTimeUnit": "ms"}, file)
+    return sum(len(spans) for spans in found.values())
 
 
-def _sources(members: Sequence[ActorState]) -> dict[str, dict[str, float]]:
-    sums: dict[str, dict[str, float]] = {}
-    for one in members:
-        if isinstance(one.stats, ReaderStats):
-            for name, tokens in one.stats.tokens.items():
-                entry = sums.setdefault(name, {"tokens": 0, "tokens_per_s": 0.0})
-                entry["tokens"] += tokens
-                entry["tokens_per_s"] += one.stats.tokens_per_s.get(name, 0.0)
-    return dict(sorted(sums.items(), key=lambda item: -item[1]["tokens_per_s"]))
+def _on_cluster(address: str | None) -> None:
+    if address is None and not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
+        address = "auto"  # one that runs on this machine; none is started to be looked at
+    join_cluster(address)
 
 
-def _ranks(members: Sequence[ActorState]) -> dict[str, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
-    for one in members:
-        if isinstance(one.stats, BuilderStats):
-            for rank, step in one.stats.steps.items():
-                entry = found.setdefault(rank, {"step": step, "wait_s": 0.0})
-                entry["step"] = max(entry["step"], step)
-                entry["wait_s"] += one.stats.wait_s.get(rank, 0.0)
-    return {str(rank): found[rank] for rank in sorted(found)}
+def _names() -> list[str]:
+    named = list_named_actors(all_namespaces=True)
+    return sorted(one["name"] for one in named if one["namespace"] == NAMESPACE)
+
+
+def _ask(name: str, method: str) -> Any:
+    """Reference to an answer; ``None`` where there is no such actor, or it tells nothing of the kind."""
+    with suppress(ValueError):
+        actor = ray.get_actor(name, namespace=NAMESPACE)
+        if hasattr(actor, method):
+            return getattr(actor, method).remote()
+    return None
+
+
+def _answer(reference: Any) -> Any:
+    if reference is not None:
+        with suppress(GetTimeoutError, RayActorError):
+            return ray.get(reference, timeout=ANSWER_S)
+    return None
+
+
+def _status_of(name: str, stats: Any) -> ActorStatus:
+    job, kind, *rest = name.split(":")
+    return ActorStatus(
+        job=job,
+        kind=kind,
+        name=":".join(rest),
+        answers=stats is not None,
+        reader=stats if isinstance(stats, ReaderStats) else None,
+        builder=stats if isinstance(stats, BuilderStats) else None,
+    )
