@@ -15,6 +15,7 @@ from balancer.planning.problem import SYNC_MODES
 from balancer.runtime import world
 from loaders.arguments import (
     border_options,
+    check_cap,
     check_address,
     check_assignment,
     check_choice,
@@ -49,6 +50,7 @@ from loaders.faults import open_quarantine
 from loaders.groups import context_groups, has_peers, host_group
 from loaders.limits import Limits
 from loaders.memory import Memory
+from loaders.lookalikes import only_balanced
 from loaders.metrics import Metrics
 from loaders.opening import open_order
 from loaders.ray_engine import open_engine
@@ -261,6 +263,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
             return
 
+        if collate_fn is only_balanced:  # from another loader's attribute
+            torch_arguments["collate_fn"] = collate_fn = None
         check_order(sampler, batch_sampler, batch_size, global_batch_size, step_tokens)
         check_count("max_tokens", max_tokens)
         check_choice("sync", sync, SYNC_MODES)
@@ -283,6 +287,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             logger.warning("in_order=False has no effect with max_tokens: a step's last batch comes last.")
         self.topology, self.rank = world(topology, rank, device_mesh)
         self.cp_degrees = checked_degrees(cp_degrees, self.topology.ranks)
+        check_cap(max_tokens, self.cp_degrees)
         self.cost = CostModel.generic() if cost is None else cost
         self.cost_is_generic = cost is None
         self.sync, self.policy, self.oversize, self.length = sync, policy, oversize, length
@@ -315,6 +320,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 **torch_arguments,
             )
             self._is_accelerate_prepared = True  # each rank has a stream of its own
+            self.collate_fn = collate_fn or only_balanced
             self._balanced = None
             self._names: Sequence[str] = [type(dataset).__name__]
             size = StepSize.of(int(batch_size or 1) * self.topology.ranks, global_batch_size, step_tokens)
@@ -424,6 +430,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         self.__dict__["batch_sampler"] = StepSampler(steps, self._order_sampler)  # torch has no setter
         self._is_accelerate_prepared = True  # it is sharded by rank already
+        self.collate_fn = collate_fn or only_balanced
 
         reader: Any = Reader(
             [catalog.source for catalog in opened.catalogs],
@@ -592,7 +599,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Means over steps: ``fill``, predicted ``imbalance`` and ``gap``, ``plan_ms``. ``wait_s`` is the time
         this rank waited for batches. ``kept``, ``dropped``, ``truncated``, ``split`` and ``empty`` count rows
         of the data, whether given out yet or not; truncated and split rows are among the kept ones.
-        ``shuffle_radius`` has the rows shuffled together, of sources that are not shuffled as a whole.
+        ``shuffle_radius`` has the rows shuffled together, of sources that are not shuffled as a whole, and
+        ``epochs_by_source`` how often each source's rows were given out.
         """
         cost = "generic decoder" if getattr(self, "cost_is_generic", False) else "given"
         if self._streaming is not None:
@@ -600,12 +608,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         balanced = self._required()
         catalogs = balanced.planning.steps.catalogs
         report = balanced.metrics.report(self._names, self._filler_sizes)
-        for name in ("kept", "dropped", "truncated", "split", "empty"):
-            report[name] = sum(catalog.counts[name] for catalog in catalogs)
+        for name in ("kept", "dropped", "truncated", "split", "unlabelled", "empty"):
+            report[name] = sum(catalog.counts.get(name, 0) for catalog in catalogs)
         report["skipped"] = 0 if balanced.quarantine is None else len(balanced.quarantine.rejected)
         report["cut_tokens"] = sum(catalog.cut_tokens for catalog in catalogs)
         report["cost"] = cost
         report["shuffle_radius"] = dict(self._radius)
+        drawn = zip(report["samples_by_source"].items(), catalogs, strict=True)
+        report["epochs_by_source"] = {name: count / max(len(one), 1) for (name, count), one in drawn}
         report["max_tokens"] = balanced.metrics.max_tokens
         if self.memory is not None:
             report["memory_bytes"] = int(report["most_tokens"] * self.memory.bytes_per_token)

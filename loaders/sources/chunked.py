@@ -135,7 +135,25 @@ class ChunkedSource(Source):
             for number, reason in found.broken.items():
                 logger.warning("%s: file %d is left out: %s", self.name, number, reason)
             self._layout_found = found
+            self._tell_large(found)
         return self._layout_found
+
+    def _tell_large(self, layout: Layout) -> None:
+        """A chunk that the cache cannot hold is decoded again for every batch that needs it."""
+        if self.mapped or not layout.size_bytes.size:
+            return
+        chunk = int(np.argmax(layout.size_bytes))
+        size = int(layout.size_bytes[chunk])
+        if size > DECODED.budget:
+            logger.warning(
+                "%s: chunk %d of %s needs about %.1f GiB of memory in every process that reads it; the cache "
+                "of decoded chunks has %.1f. Write the file with smaller row groups or shards.",
+                self.name,
+                layout.part[chunk],
+                self.place(int(layout.file[chunk])),
+                size / 2**30,
+                DECODED.budget / 2**30,
+            )
 
     def layout_identity(self) -> str:
         """What the layout depends on beside the files."""

@@ -23,13 +23,13 @@ class DataFile:
     path: str
     size_bytes: int
     modified_ns: int = 0
-    """When it was last written, where that is known."""
+    """When it or its entry was last changed, where that is known."""
 
     @classmethod
     def at(cls, path: str) -> DataFile:
         """A local file as it is now."""
         status = os.stat(path)
-        return cls(path, status.st_size, status.st_mtime_ns)
+        return cls(path, status.st_size, status.st_ctime_ns)
 
     @property
     def is_local(self) -> bool:
@@ -88,9 +88,13 @@ class DataFile:
         return digest.hexdigest()
 
     def stamp(self) -> str:
-        """Changes when the file is written again; cheaper and stricter than `digest`, bound to this place."""
+        """Changes when the file is written again; cheaper and stricter than `digest`, bound to this place.
+
+        The time of the last change of its entry is part of it, since tools may set that of its content back.
+        """
         if self.is_local:
-            return f"{self.size_bytes}:{os.stat(self.path).st_mtime_ns}"
+            status = os.stat(self.path)
+            return f"{status.st_size}:{status.st_mtime_ns}.{status.st_ctime_ns}"
         return self.digest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from loaders.sources import open_source, scanning
 from loaders.sources.cache import BoundedCache
 from loaders.sources.parquet import ParquetSource
 from loaders.sources.scanning import cache_folder, on_threads
+from tests.loaders.test_sources_webdataset import write_tar
 
 ROWS = [[1] * (row % 7) for row in range(100)]
 
@@ -60,11 +62,66 @@ def test_a_file_that_changes_is_read_again(path: Path, tmp_path: Path) -> None:
     assert found.tolist() == [row % 5 for row in range(100)]
 
 
+def test_a_file_of_equal_size_and_time_is_still_known_to_have_changed(path: Path, tmp_path: Path) -> None:
+    """Copying tools set times back; the time of the entry itself cannot be set."""
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"input_ids": [1, 2, 3]}\n{"input_ids": [4]}\n')
+    assert open_source(lines, cache=tmp_path / "cache").lengths().tolist() == [3, 1]
+    before = lines.stat()
+    lines.write_text('{"input_ids": [1]}\n{"input_ids": [2, 3, 4]}\n')
+    os.utime(lines, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (lines.stat().st_size, lines.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert open_source(lines, cache=tmp_path / "cache").lengths().tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "arrow", "tar"])
+def test_where_rows_lie_is_remembered_with_the_lengths(
+    kind: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"input_ids": pa.array(ROWS, pa.list_(pa.int32()))})
+    objects = [json.dumps({"input_ids": row}).encode() for row in ROWS]
+    if kind == "jsonl":
+        (tmp_path / "a.jsonl").write_bytes(b"\n".join(objects))
+    elif kind == "arrow":
+        with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+            writer.write_table(table, max_chunksize=10)
+    else:
+        write_tar(tmp_path / "a.tar", [(f"{n:03}.json", one) for n, one in enumerate(objects)])
+    first = open_source(tmp_path / f"a.{kind}", cache=tmp_path / "cache")
+    assert first.lengths().tolist() == [len(row) for row in ROWS]
+
+    def refuse(self: Any, file: int) -> None:
+        raise AssertionError("looked for again")
+
+    monkeypatch.setattr(type(first), "chunks_of", refuse)
+    again = open_source(tmp_path / f"a.{kind}", cache=tmp_path / "cache")
+    assert again.lengths().tolist() == first.lengths().tolist()
+    rows = np.array([99, 3, 50])
+    assert again.read(rows).input_ids.tolist() == first.read(rows).input_ids.tolist()
+    assert again.origin(50) == first.origin(50)
+    with pytest.raises(AssertionError, match="looked for again"):
+        open_source(tmp_path / f"a.{kind}", cache=False).lengths()
+
+
+def test_a_long_search_for_lengths_shows_a_bar_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scanning, "SHOWN_AFTER_S", -1.0)
+    assert list(on_threads(str, range(3), "lengths of data")) == ["0", "1", "2"]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert list(on_threads(str, range(3), "lengths of data")) == ["0", "1", "2"]
+    assert "lengths of data" in capsys.readouterr().err
+
+
 def test_a_broken_cache_is_passed_over(path: Path, tmp_path: Path) -> None:
     open_source(path, cache=tmp_path / "cache").lengths()
     (kept,) = (tmp_path / "cache" / "lengths").iterdir()
+    (where,) = (tmp_path / "cache" / "layout").iterdir()
     for content in (b"", b"nonsense", kept.read_bytes()[:-50]):
         kept.write_bytes(content)
+        where.write_bytes(content)
         assert open_source(path, cache=tmp_path / "cache").lengths().size == 100
     assert open_source(path, cache=path / "not a folder").lengths().size == 100
 
