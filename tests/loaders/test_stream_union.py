@@ -114,10 +114,12 @@ def steps_of(per_rank, size):
 
 @settings(max_examples=30)
 @given(
-    per_rank=st.lists(st.lists(st.integers(1, 70), max_size=14), min_size=2, max_size=4),
+    # short samples before long ones let ranks read further than a step of so many tokens needs
+    per_rank=st.lists(st.lists(st.sampled_from([1, 2, 9, 31, 70]), max_size=24), min_size=2, max_size=4),
     size=st.one_of(
         st.builds(StepSize, samples=st.integers(1, 9), tokens=st.none()),
         st.builds(StepSize, samples=st.none(), tokens=st.integers(1, 200)),
+        st.builds(StepSize, samples=st.none(), tokens=st.integers(50, 100)),
     ),
     wide=st.booleans(),
     drop_last=st.booleans(),
@@ -160,5 +162,17 @@ def test_steps_are_runs_of_the_order_and_what_is_resumed_is_the_rest(
     if expected:
         stop %= len(expected)
         rest = play(streams(), *arguments, states=[saved[stop] for _, saved, _ in heard])
+        for (resumed, _, _), (batches, _, _) in zip(rest, heard, strict=True):
+            assert resumed == [batch for batch in batches if batch[0] > stop]
+
+
+def test_samples_that_were_read_too_far_are_read_again():
+    per_rank = [[1] * 12 + [70] * 6 + [5] * 6] * 2
+    arguments = (StepSize(samples=None, tokens=100), (1,), False)
+    heard = play([Stream(lengths) for lengths in per_rank], *arguments)
+    assert any(state["skip"] for _, saved, _ in heard for state in saved.values())
+    for stop in range(len(heard[0][1])):
+        states = [saved[stop] for _, saved, _ in heard]
+        rest = play([Stateful(lengths) for lengths in per_rank], *arguments, states=states)
         for (resumed, _, _), (batches, _, _) in zip(rest, heard, strict=True):
             assert resumed == [batch for batch in batches if batch[0] > stop]
