@@ -11,6 +11,9 @@ from loaders.faults import ON_ERROR
 
 logger = logging.getLogger(__name__)
 
+MAX_TOKENS = 2**31 - 1
+"""Of a whole micro-batch."""
+
 
 def refuse_without_effect(arguments: Mapping[str, tuple[Any, Any]]) -> None:
     """Arguments of the balanced mode, with their defaults, where the mode is torch's."""
@@ -195,6 +198,16 @@ def check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:
     """One of a few names."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.")
+
+
+def check_cap(max_tokens: int, degrees: Sequence[int]) -> None:
+    """Borders within a batch are 32-bit."""
+    most = max_tokens * max(degrees)
+    if most > MAX_TOKENS:
+        raise ValueError(
+            f"a micro-batch may have at most {MAX_TOKENS} tokens, since its borders are 32-bit numbers; "
+            f"max_tokens times the largest CP degree is {most}."
+        )
 
 
 def checked_degrees(cp_degrees: int | Sequence[int], ranks: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from balancer.exchange import ExchangeTable
+from balancer.sharding import shard
 from loaders.faults import Fault
 
 
@@ -132,6 +133,18 @@ class Batch(dict[str, Any]):
     def pin_memory(self, device: Any = None) -> Batch:
         """All tensors in page-locked memory, so that ``to(device, non_blocking=True)`` overlaps."""
         return self._like({key: _pin(value, device) for key, value in self.items()})
+
+    def real_tokens(self) -> torch.Tensor:
+        """bool[1, T] Tokens of samples: not alignment, ``pad_to``, filler media or a dummy's token.
+
+        What expert routers leave out of their balance. On the device of ``input_ids``.
+        """
+        ids = self["input_ids"]
+        mask = torch.zeros(ids.shape, dtype=torch.bool)
+        own = self.seq_lengths[: len(self.sample_ids)]
+        held = shard(own, self.cp_degree, self.cp_rank).real
+        mask[0, : held.size] = torch.from_numpy(held)
+        return mask.to(ids.device)
 
     def copy(self) -> Batch:
         """A shallow copy with all attributes."""

@@ -83,6 +83,11 @@ class Bordered(Source):
         return counted + _more_labels(num_tokens, counted, marks)
 
     @property
+    def trains_on_all(self) -> bool:
+        """As the source does: then the added tokens are labels too, but for BOS."""
+        return self.source.trains_on_all
+
+    @property
     def knows_loss_tokens(self) -> bool:
         """As the source does."""
         return self.source.knows_loss_tokens

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from loaders.faults import raise_named
 from loaders.labels import IGNORED
 from loaders.sources.base import Rows, Source
+from loaders.unlabelled import left_without_labels
 from packing.table import SampleTable
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ class Catalog:
     usable: NDArray[np.int64] | None
     """[U] Rows that are given out, in row order; ``None``: all of them."""
     counts: dict[str, int]
-    """Rows kept, dropped, truncated, split and empty; truncated and split ones are among the kept."""
+    """Rows kept, dropped, truncated, split, unlabelled (left out, since truncation leaves them no label) and
+    empty; truncated and split ones are among the kept."""
     cut_tokens: int
     """Tokens that are never given out: of dropped rows, and of the ends of truncated ones."""
     mean_tokens: float
@@ -90,21 +92,27 @@ def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
             'oversize="drop", or leave media out with MediaRules(max_tokens=..., oversize="drop_media").'
         )
     dropped = too_long if oversize == "drop" else 0
+    unlabelled = np.zeros(0, np.int64)
+    if too_long and oversize == "truncate":
+        unlabelled = left_without_labels(source, lengths, capacity)
     usable = None
-    if empty or dropped:
+    if empty or dropped or unlabelled.size:
         keep = lengths > 0
         if dropped:
             keep &= lengths <= capacity
+        keep[unlabelled] = False
         usable = np.flatnonzero(keep)
     cut = 0
+    truncated = too_long - unlabelled.size if oversize == "truncate" else 0
     if too_long and oversize in ("drop", "truncate"):
         long = lengths[lengths > capacity]
-        cut = int(long.sum()) - (0 if dropped else capacity * too_long)
+        cut = int(long.sum()) - capacity * truncated
     counts = {
-        "kept": int(lengths.size) - empty - dropped,
+        "kept": int(lengths.size) - empty - dropped - unlabelled.size,
         "dropped": dropped,
-        "truncated": too_long if oversize == "truncate" else 0,
+        "truncated": truncated,
         "split": too_long if oversize == "split" else 0,
+        "unlabelled": int(unlabelled.size),
         "empty": empty,
     }
     _tell(source, counts, cut)
@@ -124,16 +132,23 @@ def open_catalog(source: Source, *, capacity: int, oversize: str) -> Catalog:
 
 
 def _tell(source: Source, counts: dict[str, int], cut_tokens: int) -> None:
-    notable = {name: counts[name] for name in ("dropped", "truncated", "split", "empty") if counts[name]}
+    notable = {name: count for name, count in counts.items() if count and name != "kept"}
     if notable:
         told = ", ".join(f"{count} {name}" for name, count in notable.items())
         logger.warning(
-            "%s: of %d samples %s; %d tokens are left out", source.name, sum(_rows(counts)), told, cut_tokens
+            "%s: of %d samples %s; %d tokens are left out", source.name, _rows(counts), told, cut_tokens
+        )
+    if counts["unlabelled"]:
+        logger.warning(
+            "%s: %d samples have all their labels behind the cut and are left out. Raise max_tokens, or "
+            'choose oversize="split" to train on their ends.',
+            source.name,
+            counts["unlabelled"],
         )
 
 
-def _rows(counts: dict[str, int]) -> tuple[int, int, int]:
-    return counts["kept"], counts["dropped"], counts["empty"]
+def _rows(counts: dict[str, int]) -> int:
+    return sum(counts[name] for name in ("kept", "dropped", "unlabelled", "empty"))
 
 
 def sample_table(

@@ -49,8 +49,8 @@ from loaders.encoders import encoders_too, filler_room, filler_sizes, units_limi
 from loaders.faults import open_quarantine
 from loaders.groups import context_groups, has_peers, host_group
 from loaders.limits import Limits
-from loaders.memory import Memory
 from loaders.lookalikes import only_balanced
+from loaders.memory import Memory
 from loaders.metrics import Metrics
 from loaders.opening import open_order
 from loaders.ray_engine import open_engine

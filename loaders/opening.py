@@ -104,8 +104,14 @@ def _check_something_left(catalogs: Sequence[Catalog]) -> None:
     rows = sum(catalog.lengths.size for catalog in catalogs)
     empty = sum(catalog.counts["empty"] for catalog in catalogs)
     dropped = sum(catalog.counts["dropped"] for catalog in catalogs)
+    unlabelled = sum(catalog.counts.get("unlabelled", 0) for catalog in catalogs)
     names = ", ".join(catalog.source.name for catalog in catalogs)
     raise ValueError(
         f"there is no sample to give out: of {rows} rows in {names}, {empty} are empty and {dropped} are "
-        "dropped for their length. Check the path and the token column, or raise max_tokens."
+        f"dropped for their length{_without_labels(unlabelled)}. Check the path and the token column, or "
+        "raise max_tokens."
     )
+
+
+def _without_labels(count: int) -> str:
+    return f", and truncation leaves {count} without a label" if count else ""
