@@ -155,8 +155,8 @@ def check_slots(micro_batches: Any, slots_multiple_of: Any, max_samples: Any, ph
     check_count("slots_multiple_of", slots_multiple_of)
     if phases is not None and slot_options(micro_batches, slots_multiple_of):
         raise ValueError(
-            "micro_batches and slots_multiple_of cannot be used with phases: the number of slots follows from "
-            "the encoders' work. Leave phases= out, or leave their number free."
+            "micro_batches and slots_multiple_of cannot be used with phases: the number of slots follows "
+            "from the encoders' work. Leave phases= out, or leave their number free."
         )
 
 
