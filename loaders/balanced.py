@@ -21,6 +21,7 @@ from loaders.catalog import media_of
 from loaders.collate import Packed
 from loaders.device import Mover, one_ahead
 from loaders.grouping import media_sets, plan_by_media
+from loaders.lookalikes import check_own_order
 from loaders.media.presence import Fillers, fillers_of
 from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
@@ -362,7 +363,9 @@ class OrderSampler(Sampler[Any]):
 class StepSampler(Sampler[list[Any]]):
     """The epoch's steps as torch's batch samplers give them: the samples of one optimizer step at a time."""
 
-    def __init__(self, steps: Steps, sampler: OrderSampler) -> None:
+    def __init__(self, steps: Steps, sampler: OrderSampler | None = None, **others: Any) -> None:
+        check_own_order(steps, others)
+        assert sampler is not None
         self.steps = steps
         self.sampler = sampler
         self.batch_size = steps.samples
