@@ -278,9 +278,8 @@ class Mixture:
             return int(self.stop)
         if self.stop == "all_once":
             return quota.total
-        live = np.flatnonzero((quota.rates > 0).any(axis=0) & (sizes > 0))
-        reached = [quota.first_reaching(int(source), int(sizes[source])) for source in live]
-        return max(reached) if self.stop == "all_exhausted" else min(reached)
+        live = (quota.rates > 0).any(axis=0) & (sizes > 0)
+        return quota.first_reaching(np.where(live, sizes, 0), all_of=self.stop == "all_exhausted")
 
     # ------------------------------------------------------------ as a map-style data set
 

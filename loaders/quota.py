@@ -90,19 +90,32 @@ class Quota:
             source[mine], ordinal[mine] = filled[0][within], filled[1][within]
         return source, ordinal
 
-    def first_reaching(self, source: int, count: int) -> int:
-        """Positions until ``source`` has given ``count`` samples. Cost: a binary search over positions."""
+    def first_reaching(self, wanted: Ints, *, all_of: bool) -> int:
+        """Positions until every source has given ``wanted`` [n] samples, or until the first one has.
+
+        Args:
+            wanted: samples of each source; 0: it does not matter.
+            all_of: wait for every source rather than for the first.
+
+        Cost: a binary search over positions, each O(n).
+        """
+        asked = np.flatnonzero(wanted > 0)
+
+        def reached(position: int) -> bool:
+            enough = self.counts(position)[asked] >= wanted[asked]
+            return bool(enough.all() if all_of else enough.any())
+
         low, high = 0, 1
-        while self.counts(high)[source] < count:
+        while not reached(high):
             if high > 1 << 60:
-                raise ValueError(f"source {source} never gives {count} samples: its weight is or becomes 0.")
+                short = asked[self.counts(high)[asked] < wanted[asked]]
+                raise ValueError(
+                    f"sources {short.tolist()} never give their samples: their weights are or become 0."
+                )
             low, high = high, high * 2
         while high - low > 1:
             middle = (low + high) // 2
-            if self.counts(middle)[source] < count:
-                low = middle
-            else:
-                high = middle
+            low, high = (low, middle) if reached(middle) else (middle, high)
         return high
 
     def _filled(self, number: int) -> tuple[NDArray[np.int32], Ints, Ints]:
