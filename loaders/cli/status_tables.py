@@ -15,7 +15,7 @@ MOST_ROWS = 24
 
 
 def tables(found: Mapping[str, Any]) -> Iterator[Table | str]:
-    """A line on the cluster, then three tables a loader: actors, sources, ranks."""
+    """A line on the cluster, then three tables a job: actors, sources, ranks."""
     alive = [node for node in found["nodes"] if node["alive"]]
     lost = len(found["nodes"]) - len(alive)
     store = found["store"]
@@ -24,33 +24,32 @@ def tables(found: Mapping[str, Any]) -> Iterator[Table | str]:
         f"{sum(node['cpus'] for node in alive):g} CPUs, object store "
         f"{_bytes(store['used_bytes'])} of {_bytes(store['total_bytes'])}"
     )
-    if not found["loaders"]:
+    if not found["jobs"]:
         yield 'No loader with engine="ray" runs here.'
-    for loader in found["loaders"]:
-        yield actors_table(loader)
-        if loader["sources"]:
-            yield sources_table(loader)
-        if loader["ranks"]:
-            yield ranks_table(loader)
+    for job in found["jobs"]:
+        yield actors_table(job)
+        if job["sources"]:
+            yield sources_table(job)
+        if job["ranks"]:
+            yield ranks_table(job)
 
 
-def actors_table(loader: Mapping[str, Any]) -> Table:
-    """A row an actor: where it runs, how busy it is, what waits, what flows."""
+def actors_table(job: Mapping[str, Any]) -> Table:
+    """A row an actor: how busy it is, what waits, what flows."""
     told = (("busy", "busy"), ("waits", "waiting"), ("queued", "waiting_bytes"), ("in/s", "in_bytes_per_s"))
-    table = Table(title=f"job {loader['job']}, data {loader['data'] or '-'}")
+    table = Table(title=f"job {job['job']}")
     table.add_column("actor", no_wrap=True)
-    table.add_column("node", no_wrap=True)
     for name in ("memory", *(name for name, _ in told), "out/s", "skipped"):
         table.add_column(name, justify="right", no_wrap=True)
-    for role in ("reader", "builder", "catalog"):
-        for actor in loader[f"{role}s"]:
+    for role in ("reader", "builder", "catalogs"):
+        for actor in job[f"{role.removesuffix('s')}s"]:
+            name = f"{role} {actor['name']}".strip()
             if not actor["answers"]:
-                table.add_row(f"{role} {actor['number']}", "does not answer", style="red")
+                table.add_row(name, "no answer", style="red")
                 continue
             out = actor.get("out_bytes_per_s", actor.get("bytes_per_s"))
             table.add_row(
-                f"{role} {actor['number']}",
-                actor["node"],
+                name,
                 _told(actor, "memory_bytes"),
                 *(_told(actor, key) for _, key in told),
                 "" if out is None else _bytes(out),
@@ -59,12 +58,12 @@ def actors_table(loader: Mapping[str, Any]) -> Table:
     return table
 
 
-def sources_table(loader: Mapping[str, Any]) -> Table:
+def sources_table(job: Mapping[str, Any]) -> Table:
     """Tokens that readers gave, the busiest source first."""
     table = Table("source")
     table.add_column("tokens/s", justify="right")
     table.add_column("tokens", justify="right")
-    sources = loader["sources"]
+    sources = job["sources"]
     for name, told in islice(sources.items(), MOST_ROWS):
         table.add_row(name, short(told["tokens_per_s"]), short(told["tokens"]))
     if len(sources) > MOST_ROWS:
@@ -77,12 +76,12 @@ def sources_table(loader: Mapping[str, Any]) -> Table:
     return table
 
 
-def ranks_table(loader: Mapping[str, Any]) -> Table:
+def ranks_table(job: Mapping[str, Any]) -> Table:
     """How far ranks are, those that waited longest for batches first."""
     table = Table("rank")
     table.add_column("step", justify="right")
     table.add_column("waited for batches", justify="right")
-    ranks = sorted(loader["ranks"].items(), key=lambda item: -item[1]["wait_s"])
+    ranks = sorted(job["ranks"].items(), key=lambda item: -item[1]["wait_s"])
     for name, told in ranks[:MOST_ROWS]:
         table.add_row(name, f"{told['step']:,}", f"{told['wait_s']:.1f} s")
     if len(ranks) > MOST_ROWS:
