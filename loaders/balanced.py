@@ -313,7 +313,9 @@ def _shares(
     planning: Planning, rank: int, cursor: Cursor, given: deque[PlannedStep], timeout_s: float
 ) -> Iterator[Share]:
     """One rank's work from ``cursor`` to the end of the epoch, drawn before it is given out."""
-    for planned in ahead(lambda: planning.epoch(cursor), PLAN_AHEAD, timeout_s=timeout_s):
+    # One rank's plan takes less than a thread that makes it elsewhere: 0.15 of 1.6 ms a step of 512 samples.
+    depth = 0 if planning.topology.ranks == 1 and not timeout_s else PLAN_AHEAD
+    for planned in ahead(lambda: planning.epoch(cursor), depth, timeout_s=timeout_s):
         given.append(planned)
         samples = int(np.count_nonzero(planned.table.num_loss_tokens))
         if planned.separate is not None:

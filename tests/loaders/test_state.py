@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from balancer import Topology
 from loaders import DataLoader, Mixture
 from loaders.state import VERSION
 from tests.loaders.arrays import ArraySource, epoch_of, ids_of
@@ -255,9 +256,10 @@ def test_a_dropped_iteration_ends_its_planning_thread_and_its_workers():
         return {thread for thread in threading.enumerate() if thread.name == "evenload-plan-ahead"}
 
     others = planning()  # of iterations that earlier tests still hold
-    loader = make(num_workers=1)
+    loader = make(num_workers=1, topology=Topology(2), rank=0)
     batches = iter(loader)
     next(batches)
+    assert planning() - others
     workers = list(batches._reading._workers)
     del batches
     deadline = time.monotonic() + 30
