@@ -337,7 +337,9 @@ def check_union(heard, chosen, sync, lengths):
 def _with_workers_on_a_real_rank(rank):
     multiprocessing.current_process()._config["daemon"] = False  # which may have no workers
     stream = Stream([3 + row for row in range(12 + rank)])
-    arguments = {"batch_size": 3, "max_tokens": CAP, "exchange": True, "num_workers": 2}
+    # the rank itself came from a fork server, whose workers would import everything anew
+    workers = {"num_workers": 2, "multiprocessing_context": "fork"}
+    arguments = {"batch_size": 3, "max_tokens": CAP, "exchange": True, **workers}
     loader = DataLoader(stream, **arguments)
     told, half = [], None
     for batch in loader:
