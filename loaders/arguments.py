@@ -11,6 +11,9 @@ from loaders.faults import ON_ERROR
 
 logger = logging.getLogger(__name__)
 
+SLOT = "slot"
+"""Pads each batch to the largest of all ranks in its slot."""
+
 MAX_TOKENS = 2**31 - 1
 """Of a whole micro-batch."""
 
@@ -223,15 +226,36 @@ def checked_degrees(cp_degrees: int | Sequence[int], ranks: int) -> tuple[int, .
     return tuple(sorted({int(degree) for degree in degrees}))
 
 
-def checked_pads(pad_to: int | Sequence[int] | None, max_tokens: int) -> tuple[int, ...]:
-    """Allowed token counts of a batch, rising; empty: any."""
-    if pad_to is None:
+def pads_slots(pad_to: Any, sync: str, stream: bool, collate_fn: Any) -> bool:
+    """Whether every batch is padded to the largest of its slot, which metadata tells on all ranks."""
+    if pad_to != SLOT:
+        return False
+    if sync != "micro_batch" or stream or collate_fn is not None:
+        raise ValueError(
+            f'pad_to="{SLOT}" pads to the largest batch of all ranks in a slot: it needs sync="micro_batch", '
+            "rows that are known beforehand and the loader's own layout. Otherwise give one or a few sizes."
+        )
+    return True
+
+
+def check_slot_fillers(pad_slots: bool, fillers: Mapping[str, int], separate: bool) -> None:
+    """Fillers are added behind a batch's tokens."""
+    if pad_slots and (fillers or separate):
+        raise ValueError(
+            f'pad_to="{SLOT}" cannot be used with filler media or assignment="separate": pass '
+            "fill_media=False, or one or a few sizes."
+        )
+
+
+def checked_pads(pad_to: int | Sequence[int] | str | None, max_tokens: int) -> tuple[int, ...]:
+    """Allowed token counts of a batch, rising; empty: any, or the largest of each slot."""
+    if pad_to is None or pad_to == SLOT:
         return ()
-    sizes = tuple(pad_to) if isinstance(pad_to, Iterable) else (pad_to,)
-    if not sizes or not all(is_count(size) for size in sizes) or max(sizes) < max_tokens:
+    sizes: tuple[Any, ...] = tuple(pad_to) if isinstance(pad_to, Iterable) else (pad_to,)
+    if not sizes or not all(is_count(size) for size in sizes) or max(map(int, sizes)) < max_tokens:
         raise ValueError(
             f"pad_to must be one or more whole numbers, the largest at least max_tokens ({max_tokens}), "
-            f"since a batch may be that long; got {pad_to!r}."
+            f'since a batch may be that long, or "{SLOT}"; got {pad_to!r}.'
         )
     return tuple(sorted({int(size) for size in sizes}))
 

@@ -74,6 +74,8 @@ class Planning:
     """Keyword arguments of ``plan_step`` that do not change from step to step."""
     fill_media: bool = False
     """Whether ranks without media that others have are given the smallest ones."""
+    pad_slots: bool = False
+    """Whether all batches of a slot are padded to its largest."""
     separate_phases: Callable[..., PhasePlan] | None = None
     """Plans the encoders' work by itself, in the place of ``planner``."""
     group_media: bool = False
@@ -330,6 +332,7 @@ def _shares(
             step=planned.number,
             fillers=planned.fillers,
             every_slot=planning.every_slot,
+            pad_slots=planning.pad_slots,
             step_samples=samples,
         )
 

@@ -15,19 +15,21 @@ from balancer.planning.problem import SYNC_MODES
 from balancer.runtime import world
 from loaders.arguments import (
     border_options,
-    check_cap,
     check_address,
     check_assignment,
+    check_cap,
     check_choice,
     check_count,
     check_faults,
     check_grouping,
     check_order,
+    check_slot_fillers,
     check_slots,
     check_stream,
     checked_degrees,
     checked_pads,
     chosen_seed,
+    pads_slots,
     refuse_over_streams,
     refuse_without_effect,
     sample_capacity,
@@ -108,7 +110,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             sequence of its own: its positions start at 0 and nothing predicts its first token. All pieces
             stay in one step.
         length: a column of lengths or a function of a sample, passed to `open_source`.
-        pad_to: one or a few token counts; each batch is padded to the next, so that shapes are static.
+        pad_to: one or a few token counts; each batch is padded to the next, so that shapes are static. Or
+            ``"slot"``, under ``sync="micro_batch"``: to the largest of all ranks in its slot, as exchanges
+            between experts need it.
         seed: of the order.
         engine: where samples are read and batches built: ``"local"``, in this process and torch's workers, or
             ``"ray"``, on a Ray cluster (extra ``ray``), from where come the same batches. Torch's workers are
@@ -181,7 +185,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         policy: str = "balanced",
         oversize: str = "error",
         length: str | Callable[[Any], int] | None = None,
-        pad_to: int | Sequence[int] | None = None,
+        pad_to: int | Sequence[int] | str | None = None,
         seed: int | None = None,
         engine: str = "local",
         address: str | None = None,
@@ -292,6 +296,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.cost_is_generic = cost is None
         self.sync, self.policy, self.oversize, self.length = sync, policy, oversize, length
         self.global_batch_size, self.step_tokens = global_batch_size, step_tokens
+        pad_slots = pads_slots(pad_to, sync, is_stream(dataset), collate_fn)
         self.pad_to = checked_pads(pad_to, max_tokens)
         if memory is not None:
             memory.check_pads(self.pad_to)
@@ -390,6 +395,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         fills = (sync == "micro_batch" and collate_fn is None) if fill_media is None else fill_media
         fills = fills and not separate
         self._filler_sizes = filler_sizes(dataset, collate_fn) if fills else {}
+        check_slot_fillers(pad_slots, self._filler_sizes, separate)
         room = max_tokens - filler_room(self._filler_sizes)
         capacity = sample_capacity(room, self.cp_degrees)
         samples = global_batch_size
@@ -479,6 +485,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             planner=plan_step if phases is None else encoders_too(phases, policy),
             fill_media=fills,
             group_media=group_media,
+            pad_slots=pad_slots,
             separate_phases=separate_planner(phases or {}, policy) if separate else None,
             options={
                 "max_tokens": room,

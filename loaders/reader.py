@@ -86,7 +86,7 @@ class Reader(Dataset[Packed]):
             labels=rows.labels,
             columns=columns,
             inputs=inputs,
-            pad_to=self.pad_to,
+            pad_to=(share.pad_to,) if share.pad_to else self.pad_to,
             features={name: torch.from_numpy(array) for name, array in features.items()},
             token_rows={
                 name: TokenRows(values=array, fill=self.joins[name].fill)

@@ -43,6 +43,8 @@ class Share:
     """The part of the model that runs on it."""
     last_in_phase: bool = False
     """Whether it is the rank's last of an encoder in the step."""
+    pad_to: int = 0
+    """Tokens that the batch is padded to; 0: as its reader does it."""
     fillers: tuple[str, ...] = ()
     """Kinds of media that are added because other ranks have some, each as a sequence of its own."""
 
@@ -58,17 +60,22 @@ def shares_of_rank(
     step: int,
     fillers: Fillers | None = None,
     every_slot: bool = False,
+    pad_slots: bool = False,
     step_samples: int = -1,
 ) -> list[Share]:
     """What ``rank`` reads of a step, in order; at least one share, the last of them marked.
 
     Under ``sync="micro_batch"``, and with ``every_slot``, there is one for each slot, empty where the plan
-    has nothing for the rank, so that all ranks run equally many.
+    has nothing for the rank, so that all ranks run equally many. With ``pad_slots`` all batches of a slot
+    are padded to its largest.
     """
     batches = plan.micro_batches
     mine = {int(batches.slot[m]): int(m) for m in plan.for_rank(rank)}
     slots = range(plan.num_slots) if every_slot or plan.sync == "micro_batch" else sorted(mine)
     step_loss_tokens = int(table.num_loss_tokens.sum())
+    width = np.zeros(plan.num_slots, np.int64)
+    if pad_slots:
+        np.maximum.at(width, batches.slot, batches.tokens // batches.cp_degree)
     shares = []
     for slot in list(slots) or [0]:
         m = mine.get(slot)
@@ -90,6 +97,7 @@ def shares_of_rank(
                 num_tokens=table.num_tokens[index],
                 num_loss_tokens=table.num_loss_tokens[index],
                 step_samples=step_samples,
+                pad_to=int(width[slot]) if pad_slots else 0,
                 fillers=() if fillers is None else fillers.of(first_rank, slot),
             )
         )

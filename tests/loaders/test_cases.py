@@ -337,6 +337,34 @@ def test_u57_each_batch_tells_its_real_tokens_and_their_documents():
         assert torch.all(batch["labels"][~real] == -100)
 
 
+def test_u57_ranks_of_an_expert_group_can_have_equally_many_tokens():
+    loaders = on_all_ranks(
+        ArraySource([5, 9, 12]), 2, batch_size=2, max_tokens=14, pad_to="slot", sync="micro_batch"
+    )
+    [step] = merged([epoch_of(loader) for loader in loaders])
+    assert [batch["input_ids"].shape[1] for batch in step] == [14, 14]
+    assert sorted(int(batch.real_tokens().sum()) for batch in step) == [12, 14]
+    with pytest.raises(ValueError, match='needs sync="micro_batch"'):
+        DataLoader(ArraySource([3]), max_tokens=8, pad_to="slot")
+
+
+def test_u57_slots_of_any_step_are_of_one_width_dummies_and_shards_included():
+    lengths = np.random.default_rng(0).integers(1, 120, 60)
+    loaders = on_all_ranks(
+        ArraySource(lengths),
+        4,
+        batch_size=5,
+        max_tokens=64,
+        pad_to="slot",
+        sync="micro_batch",
+        cp_degrees=(1, 2),
+    )
+    for step in zip(*map(epoch_of, loaders), strict=True):
+        for together in zip(*step, strict=True):
+            assert len({batch["input_ids"].shape[1] for batch in together}) == 1
+            assert max(batch["input_ids"].shape[1] for batch in together) <= 64
+
+
 def test_u57_dummies_and_alignment_are_not_real():
     loaders = on_all_ranks(ArraySource([7, 30]), 3, batch_size=1, max_tokens=16, cp_degrees=(1, 2))
     [step] = merged([epoch_of(loader) for loader in loaders])
