@@ -23,7 +23,7 @@ from packing.table import SampleTable
 logger = logging.getLogger(__name__)
 
 FATES = {"drop": "dropped", "truncate": "truncated", "split": "split"}
-COUNTED = ("kept", "dropped", "truncated", "split", "empty")
+COUNTED = ("kept", "dropped", "truncated", "split", "unlabelled", "empty")
 """What may become of a sample that can be read."""
 
 
@@ -172,8 +172,15 @@ class Intake:
                     f"{self.capacity}, max_tokens times the largest CP degree. Raise max_tokens, allow a "
                     'larger degree in cp_degrees, or choose oversize="drop", "truncate" or "split".'
                 )
-            self.counts[FATES[self.oversize]] += 1
-            if self.oversize == "drop":
+            robbed = self.oversize == "truncate" and _labels_lie_behind(rows, self.capacity)
+            self.counts["unlabelled" if robbed else FATES[self.oversize]] += 1
+            if robbed and self.counts["unlabelled"] == 1:
+                logger.warning(
+                    "%s has all its labels behind the cut and is left out, as others like it will be. Raise "
+                    'max_tokens, or choose oversize="split" to train on their ends.',
+                    self.source.origin(number),
+                )
+            if robbed or self.oversize == "drop":
                 self.cut_tokens += size
                 return None
             if self.oversize == "truncate":
@@ -241,6 +248,11 @@ def _loss_tokens(rows: Rows, start: int = 0, stop: int | None = None) -> int:
     if rows.labels is None:
         return (int(rows.input_ids.size) if stop is None else stop) - start - 1
     return int(np.count_nonzero(rows.labels[start + 1 : stop] != IGNORED))
+
+
+def _labels_lie_behind(rows: Rows, capacity: int) -> bool:
+    """Whether a sample has labels that count, but none of them among its first tokens."""
+    return rows.labels is not None and not _loss_tokens(rows, 0, capacity) and _loss_tokens(rows) > 0
 
 
 def _pieces(whole: SampleTable, held: Mapping[int, Rows], capacity: int) -> SampleTable:

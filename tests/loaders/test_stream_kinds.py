@@ -133,6 +133,27 @@ def test_a_state_does_not_follow_the_stream_as_it_goes_on(exchange):
         assert contents([list(other)]) == rest
 
 
+@pytest.mark.parametrize("exchange", [False, True])
+def test_u59_a_sample_that_truncation_robs_of_its_labels_is_left_out_and_told(exchange, caplog):
+    class Answers(Stream):
+        def sample(self, row):
+            tokens = np.arange(self.lengths[row])
+            behind = tokens.size if row == 3 else 8  # nothing to lose where there is no label at all
+            return {"input_ids": tokens, "labels": np.where(tokens < behind, -100, tokens)}
+
+    loader = DataLoader(
+        Answers([12, 20, 30, 20]), max_tokens=16, oversize="truncate", exchange=exchange, batch_size=2
+    )
+    assert sum(len(batch.sample_ids) for batch in loader) == 4
+    loader = DataLoader(Answers([12, 20, 30, 20]), max_tokens=8, oversize="truncate", exchange=exchange)
+    rows = sorted(int(row) for batch in loader for row in batch.sample_ids[:, 1])
+    assert rows == [3]
+    report = loader.metrics()
+    assert (report["kept"], report["truncated"], report["unlabelled"]) == (1, 1, 3)
+    assert report["cut_tokens"] == 12 + 20 + 30 + 20 - 8
+    assert caplog.text.count("all its labels behind the cut") == 1
+
+
 def test_a_state_of_the_first_version_is_read():
     arguments = {"batch_size": 2, "window": 2, "max_tokens": 16}
     loader = DataLoader(Stateful([3] * 10), **arguments)
