@@ -13,7 +13,7 @@ from balancer import CostModel, Topology, plan_step
 from loaders.stream_cursor import cursor_of_stream, stream_state
 from loaders.stream_union import StepSize
 from loaders.streaming import open_stream
-from tests.loaders.streams import Stateful, Stream
+from tests.loaders.streams import Endless, Stateful, Stream
 
 CAP = 32
 COST = CostModel(linear=1e-6, quadratic=1e-8, fixed=1e-5)
@@ -77,8 +77,8 @@ def streaming(stream, rank, ranks, host, size, degrees, drop_last):
     )
 
 
-def play(streams, *arguments, states=None):
-    """By rank: the batches, told by step, and the states behind each step."""
+def play(streams, *arguments, states=None, until=None):
+    """By rank: the batches, told by step, up to the end or to step ``until``, and the states behind each."""
     ranks = len(streams)
     board, barrier = [None] * ranks, threading.Barrier(ranks, timeout=30)
 
@@ -92,6 +92,8 @@ def play(streams, *arguments, states=None):
             batches.append((batch.step, batch.cp_rank, batch.starts.tolist(), told, batch.step_loss_tokens))
             if batch.last_in_step:
                 saved[batch.step] = stream_state(loader.cursor, {})
+                if batch.step == until:
+                    break
         return batches, saved, loader.report(["streams"])
 
     with ThreadPoolExecutor(ranks) as threads:
@@ -176,3 +178,19 @@ def test_samples_that_were_read_too_far_are_read_again():
         rest = play([Stateful(lengths) for lengths in per_rank], *arguments, states=states)
         for (resumed, _, _), (batches, _, _) in zip(rest, heard, strict=True):
             assert resumed == [batch for batch in batches if batch[0] > stop]
+
+
+def test_an_endless_stream_goes_on_alone_when_the_others_have_ended():
+    size = StepSize(samples=6, tokens=None)
+    heard = play([Endless(), Stream([5] * 7), Stream([])], size, (1, 2), False, until=20)
+    assert [sorted(saved) for _, saved, _ in heard] == [list(range(21))] * 3
+    seen = sorted(
+        (step, *pair)
+        for batches, _, _ in heard
+        for step, cp_rank, _, (_, _, pairs), _ in batches
+        for pair in pairs
+        if cp_rank == 0
+    )
+    of_both = [(rank, row) for row in range(7) for rank in (0, 1)]
+    order = of_both + [(0, row) for row in range(7, 7 + 21 * 6 - 14)]
+    assert seen == sorted((at // 6, *pair) for at, pair in enumerate(order))
