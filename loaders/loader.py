@@ -65,7 +65,8 @@ from loaders.sources.streams import is_stream
 from loaders.state import from_state, to_state
 from loaders.steps import Steps, StepTokens
 from loaders.stream_cursor import cursor_of_stream, stream_state
-from loaders.stream_union import StepSize
+from loaders.stream_union import StepSize, identity_of_union
+from loaders.stream_window import identity_of_windows
 from loaders.streaming import WINDOW, Streaming, as_it_is, open_stream
 from loaders.timed import TimedReader, TimedStream
 from loaders.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
@@ -334,18 +335,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "stream": type(dataset).__name__,
                 "rank": f"{self.rank} of {self.topology.ranks}",
                 "workers": num_workers,
+                **(
+                    identity_of_union(size, room, oversize)
+                    if exchange
+                    else identity_of_windows((size.samples or 1) // self.topology.ranks, window, max_tokens)
+                ),
             }
-            if exchange:
-                # steps are fixed before they are planned, so nothing that only divides them counts
-                self._identity["step"] = str(size)
-                if oversize != "error":
-                    self._identity["samples"] = f"at most {room} tokens, else {oversize}"
-            else:
-                self._identity |= {
-                    "batch_size": (size.samples or 1) // self.topology.ranks,
-                    "window": window,
-                    "max_tokens": max_tokens,
-                }
             self._streaming = open_stream(
                 dataset,
                 samples=(lambda: TimedStream(dataset, timeout) if timeout else dataset)

@@ -71,6 +71,18 @@ class StepSize:
         return int(wanted)
 
 
+def identity_of_union(size: StepSize, capacity: int, oversize: str) -> dict[str, Any]:
+    """What a state of exchanged streams rests on: steps are fixed before they are planned, so nothing more.
+
+    Args:
+        size: of a step.
+        capacity: tokens of the longest sample.
+        oversize: what becomes of longer ones.
+    """
+    cut = {} if oversize == "error" else {"samples": f"at most {capacity} tokens, else {oversize}"}
+    return {"step": str(size), **cut}
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A place in the stream that can be come back to."""

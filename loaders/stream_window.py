@@ -198,6 +198,11 @@ class WindowSteps:
         return aligned, float(times.max() / times.mean()) if times.any() else 1.0
 
 
+def identity_of_windows(batch_size: int, window: int, max_tokens: int) -> dict[str, Any]:
+    """What a state within a window rests on: all that decides how it is divided, but for costs."""
+    return {"batch_size": batch_size, "window": window, "max_tokens": max_tokens}
+
+
 def nothing(phases: tuple[str, ...] = ()) -> SampleTable:
     """A table without samples."""
     none = np.zeros(0, np.int64)
