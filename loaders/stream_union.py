@@ -253,7 +253,13 @@ class UnionSteps:
             mine = int(counts[host.rank])
             cursor = replace(own.cursor(cursor, mine), step=cursor.step + 1)
             yield StreamStep(
-                shares=shares_of_rank(plan, table, rank=host.rank, step=cursor.step - 1),
+                shares=shares_of_rank(
+                    plan,
+                    table,
+                    rank=host.rank,
+                    step=cursor.step - 1,
+                    step_samples=int(np.count_nonzero(table.num_loss_tokens)),
+                ),
                 table=replace(table, source=np.zeros_like(table.source)),
                 plan=plan,
                 plan_s=plan_s,

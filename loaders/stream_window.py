@@ -1,7 +1,7 @@
 """Streams whose samples stay on their rank: a bounded window is divided into steps of equal time.
 
 Ranks' steps so come together without moving a sample. What a step needs to know of the other ranks (labels,
-slots, who has samples left) is one message of 40 bytes from each.
+slots, who has samples left) is one message of 48 bytes from each.
 """
 
 from __future__ import annotations
@@ -166,13 +166,14 @@ class WindowSteps:
         none = nothing(self.intake.phases)
         samples = none if table is None else table
         shares = shares_of_rank(plan, samples, rank=0, step=number)
-        told = host.gather_ints(  # [R, 5]
+        told = host.gather_ints(  # [R, 6]
             [
                 error is not None,
                 table is not None,
                 int(samples.num_loss_tokens.sum()),
                 len(shares),
                 int(plan.time_s * NANOSECONDS),
+                int(np.count_nonzero(samples.num_loss_tokens)),
             ]
         )
         if told[:, 0].any():
@@ -192,6 +193,7 @@ class WindowSteps:
                 first_rank=host.rank,
                 num_ranks=host.size,
                 step_loss_tokens=int(told[:, 2].sum()),
+                step_samples=int(told[:, 5].sum()),
             )
             for slot, share in enumerate(shares)
         ]

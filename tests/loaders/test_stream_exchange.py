@@ -253,6 +253,8 @@ def told_by(batch):
         "cp_rank": batch.cp_rank,
         "loss": batch.num_loss_tokens,
         "step_loss": batch.step_loss_tokens,
+        "step_samples": batch.step_samples,
+        "labelled": int(np.count_nonzero(batch.seq_lengths > 1)) if len(batch.sample_ids) else 0,
         "tokens": batch["input_ids"].tolist(),
         "labels": batch["shift_labels"].tolist(),
         "keys": batch.columns.get("key", []),
@@ -324,6 +326,8 @@ def check_union(heard, chosen, sync, lengths):
         found = np.sort(np.concatenate([np.ravel(batch["tokens"]) for batch in together]))
         wanted = np.concatenate([1000 * row + np.arange(lengths[rank][row]) for rank, row in samples])
         np.testing.assert_array_equal(found[found > 0], np.sort(wanted[wanted > 0]))  # 0 pads
+        whole = [batch for batch in together if batch["cp_rank"] == 0]
+        assert {batch["step_samples"] for batch in together} == {sum(batch["labelled"] for batch in whole)}
         assert {batch["step_loss"] for batch in together} == {sum(batch["loss"] for batch in together)}
         assert (
             sum(label >= 0 for batch in together for label in batch["labels"][0]) == together[0]["step_loss"]
