@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "evenload"
 """Of all actors: ranks are Ray programs of their own beside torchrun, so names are what they share."""
 
+OUTLIVE_S = 300.0
+"""How long the process that started a cluster stays for the others that use it."""
 REACH_S = 10.0
 """A cluster that does not take a connection within this time is not there."""
 
@@ -51,16 +55,15 @@ def join_cluster(address: str | None = None) -> None:
         return
     with _meeting_point() as path:
         told = path.read_text().split() if path.exists() else []
-        if len(told) == 2 and _lives(int(told[1])):
+        if len(told) >= 3 and _lives(int(told[1])):
+            _trust(told[2])
             _connect(told[0])
+            path.write_text(" ".join([*told, str(os.getpid())]))
             return
         _start()
-        path.write_text(f"{ray.get_runtime_context().gcs_address} {os.getpid()}")
-
-
-def running_address(address: str | None) -> str:
-    """Where a cluster should run already: at ``address``, ``RAY_ADDRESS``, or somewhere on this machine."""
-    return address or os.environ.get("RAY_ADDRESS") or "auto"
+        mode = os.environ.get("RAY_AUTH_MODE", "disabled")
+        path.write_text(f"{ray.get_runtime_context().gcs_address} {os.getpid()} {mode}")
+        atexit.register(_outlive_the_others, path)
 
 
 def job_name() -> str:
@@ -102,6 +105,20 @@ def _connect(address: str) -> None:
         ) from None
 
 
+def _trust(mode: str) -> None:
+    """Take part in token authentication, which newer versions of Ray turn on in clusters that they start.
+
+    They do it for a cluster that is found by itself, and not for one that is named, though this one has just
+    been started by this user's own process.
+    """
+    if mode != "token" or "RAY_AUTH_MODE" in os.environ:
+        return
+    with suppress(ImportError):
+        from ray._private.authentication import authentication_token_setup as tokens
+
+        tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
 def _reach(address: str) -> None:
     """Raise OSError where nothing listens: Ray itself goes on trying for more than ten minutes."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
@@ -123,6 +140,21 @@ def _meeting_point() -> Iterator[Path]:
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield path
+
+
+def _outlive_the_others(path: Path) -> None:
+    """The cluster ends with the process that started it, so this one ends last."""
+    give_up = time.monotonic() + OUTLIVE_S
+    told = False
+    while time.monotonic() < give_up:
+        others = [process for process in path.read_text().split()[3:] if _lives(int(process))]
+        if not others:
+            break
+        if not told:
+            logger.info("waiting for processes %s, which use this one's Ray cluster", ", ".join(others))
+            told = True
+        time.sleep(0.1)
+    path.unlink(missing_ok=True)
 
 
 def _lives(process: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -89,3 +90,11 @@ def same_value(one: Any, other: Any, name: str) -> None:
         np.testing.assert_array_equal(one, other, err_msg=name)
     else:
         assert one == other, name
+
+
+def digest(batch: Batch) -> str:
+    """Of all tensors and sample ids."""
+    hashed = hashlib.blake2b(batch.sample_ids.tobytes(), digest_size=8)
+    for name, value in sorted(batch.items()):
+        hashed.update(name.encode() + (value.numpy().tobytes() if torch.is_tensor(value) else b"%d" % value))
+    return hashed.hexdigest()

@@ -1,0 +1,185 @@
+"""Ranks as programs of their own: what they share, and what is left when one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="ray is not installed")
+
+import ray
+from ray.util import list_named_actors
+
+from loaders.ray_engine.session import NAMESPACE
+from loaders.ray_engine.status import status, write_timeline
+from tests.ray.streams import digest, loader_of, mixture
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(rank, ranks, count, port, **environment):
+    told = {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.ray.rank_main", *map(str, (rank, ranks, count))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=kept | told | environment,
+    )
+
+
+def read_batches(process, count=None):
+    found = []
+    while count is None or len(found) < count:
+        line = process.stdout.readline()
+        if not line or line.startswith("end"):
+            break
+        if line.startswith("batch"):
+            found.append(line.split()[1])
+    return found
+
+
+def go_on(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def expected(rank, ranks):
+    return [digest(batch) for batch in loader_of(mixture(), rank, ranks)]
+
+
+def descendants(process):
+    """Processes below one, from the system's table."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+    found, rest = [], [process]
+    while rest:
+        above = rest.pop()
+        below = [pid for pid, parent in parents.items() if parent == above]
+        found += below
+        rest += below
+    return found
+
+
+def lives(process):
+    try:
+        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def within(seconds, condition):
+    give_up = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def test_two_ranks_share_a_cluster_of_their_own_and_a_kill_leaves_no_process():
+    ranks = [start(rank, 2, 10, 29611) for rank in range(2)]
+    try:
+        for rank, process in enumerate(ranks):
+            assert read_batches(process, 10) == expected(rank, 2)[:10]
+        below = [descendants(process.pid) for process in ranks]
+        starter = max(range(2), key=lambda rank: len(below[rank]))
+        assert below[1 - starter] == []  # it uses the other's cluster
+        assert len(below[starter]) > 5
+        for process in ranks:
+            process.kill()
+        assert within(60, lambda: not any(lives(process) for process in below[starter]))
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def test_the_rank_that_started_the_cluster_ends_last():
+    ranks = [start(rank, 2, 10, 29612) for rank in range(2)]
+    try:
+        for process in ranks:
+            read_batches(process, 10)
+        starter = int(len(descendants(ranks[1].pid)) > len(descendants(ranks[0].pid)))
+        go_on(ranks[starter])
+        assert read_batches(ranks[starter]) == expected(starter, 2)[10:]
+        time.sleep(1)
+        other = 1 - starter
+        go_on(ranks[other])
+        assert read_batches(ranks[other]) == expected(other, 2)[10:]
+        assert [process.wait(60) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def test_a_rank_goes_on_when_the_one_that_owns_the_actors_is_killed_and_nothing_outlives_both(cluster):
+    ray.init(cluster.address, log_to_driver=False)
+    first = start(0, 2, 10, 29613, CLUSTER=cluster.address)
+    second = None
+    try:
+        assert read_batches(first, 10) == expected(0, 2)[:10]
+        second = start(1, 2, 10, 29613, CLUSTER=cluster.address)  # everything is there already
+        assert read_batches(second, 10) == expected(1, 2)[:10]
+        told = status(cluster.address)
+        assert {actor.kind for actor in told.actors} == {"catalogs", "reader", "builder"}
+        assert sorted(told.wait_s) == [0, 1]  # one builder serves both ranks
+        first.send_signal(signal.SIGKILL)
+        go_on(second)
+        assert read_batches(second, 20) == expected(1, 2)[10:30]
+        second.send_signal(signal.SIGKILL)
+        assert within(60, lambda: not status(cluster.address).actors)
+        names = [one for one in list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE]
+        assert names == []
+    finally:
+        for process in (first, second):
+            if process is not None:
+                process.kill()
+                process.wait()
+        ray.shutdown()
+
+
+def test_status_and_timeline_tell_what_was_done(cluster, tmp_path):
+    import json
+
+    loader = loader_of(mixture(), 0, 1, engine="ray", address=cluster.address, cp_degrees=(1,))
+    batches = list(loader)
+    told = status()
+    [reader] = told.readers
+    [builder] = told.builders
+    wanted = loader.metrics()["tokens_by_source"]
+    assert reader.reader.tokens == {
+        "plain": wanted["plain"],
+        "masked": wanted["masked"],
+        "brittle": wanted["brittle"],
+    }
+    assert builder.builder.batches == len(batches)
+    assert builder.builder.waiting == told.waiting == 0
+    assert builder.builder.in_bytes >= 4 * sum(wanted.values())
+    assert sum(told.tokens_per_s.values()) > 0
+    assert told.store_bytes >= told.store_free_bytes > 0
+    assert sum(node.cpus for node in told.nodes if node.alive) == 2
+    path = tmp_path / "timeline.json"
+    count = write_timeline(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == count
+    kinds = [event["cat"] for event in spans]
+    assert kinds.count("build") == len(batches)
+    assert kinds.count("wait") >= len(batches) - 1  # told with the next batch that is asked for
+    assert {event["name"] for event in spans if event["cat"] == "read"} == set(wanted)
+    ray.shutdown()
