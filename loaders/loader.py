@@ -297,14 +297,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.cost_is_generic = cost is None
         self.sync, self.policy, self.oversize, self.length = sync, policy, oversize, length
         self.global_batch_size, self.step_tokens = global_batch_size, step_tokens
-        pad_slots = pads_slots(pad_to, sync, is_stream(dataset), collate_fn)
+        pad_slots = pads_slots(pad_to, sync, is_stream(dataset) and not exchange, collate_fn)
         self.pad_to = checked_pads(pad_to, max_tokens)
         if memory is not None:
             memory.check_pads(self.pad_to)
         self.seed = chosen_seed(seed, generator, dataset)
         quarantine_path = None if quarantine is None else os.fspath(quarantine)
         if is_stream(dataset):
-            refuse_over_streams(of_rows)
+            planned_alike = ("max_samples", "micro_batches", "slots_multiple_of") if exchange else ()
+            refuse_over_streams({name: value for name, value in of_rows.items() if name not in planned_alike})
             check_stream(
                 exchange=exchange,
                 ranks=self.topology.ranks,
@@ -358,8 +359,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     "sync": sync,
                     **({"policy": policy} if phases is None else {}),
                     "seed": self.seed,
+                    "max_samples": max_samples,
+                    **slot_options(micro_batches, slots_multiple_of),
                 },
                 capacity=room,
+                pad_slots=pad_slots,
                 oversize=oversize,
                 length=length,
                 phases=sorted(phases or ()),

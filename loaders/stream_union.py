@@ -211,6 +211,7 @@ class UnionSteps:
         options: its keyword arguments.
         topology: of the ranks.
         drop_last: leave out the last, smaller step.
+        pad_slots: pad all batches of a slot to its largest.
         setup: what must be equal on all ranks, in words.
     """
 
@@ -225,11 +226,14 @@ class UnionSteps:
         options: Mapping[str, Any],
         topology: Topology,
         drop_last: bool,
+        pad_slots: bool,
         setup: str,
     ) -> None:
         self.place, self.intake, self.received = place, intake, received
         self.size, self.planner, self.options, self.topology = size, planner, options, topology
-        self.drop_last = drop_last
+        self.drop_last, self.pad_slots = drop_last, pad_slots
+        # their number was asked for, so all ranks run all slots
+        self.every_slot = "micro_batches" in options or "slots_multiple_of" in options
         self.setup = setup
         self.sent_bytes = 0
         """Of samples that this rank sent to others."""
@@ -258,6 +262,8 @@ class UnionSteps:
                     table,
                     rank=host.rank,
                     step=cursor.step - 1,
+                    every_slot=self.every_slot,
+                    pad_slots=self.pad_slots,
                     step_samples=int(np.count_nonzero(table.num_loss_tokens)),
                 ),
                 table=replace(table, source=np.zeros_like(table.source)),

@@ -166,6 +166,7 @@ def open_stream(
     planner: Callable[..., StepPlan],
     options: Mapping[str, Any],
     capacity: int,
+    pad_slots: bool,
     oversize: str,
     length: Any,
     phases: Sequence[str],
@@ -200,6 +201,7 @@ def open_stream(
             options=options,
             topology=topology,
             drop_last=drop_last,
+            pad_slots=pad_slots,
             setup=setup,
         )
     else:

@@ -229,3 +229,16 @@ def test_samples_survive_being_sent():
     assert unpacked(packed(held, [])) == {}
     held.held[0] = replace(held.held[0], input_ids=np.arange(1000), labels=None, offsets=np.array([0, 1000]))
     assert len(packed(held, [0])) < 5 * 1000  # token ids travel in 32 bits where they fit
+
+
+def test_slots_and_their_samples_are_counted_with_exchange_only():
+    counted = {"micro_batches": 3, "max_samples": 2, "batch_size": 4, "max_tokens": 16}
+    for step in epoch_of(DataLoader(Stream([3] * 10), exchange=True, **counted)):
+        assert [batch.slot for batch in step] == [0, 1, 2]
+        assert max(len(batch.sample_ids) for batch in step) <= 2
+    even = {"slots_multiple_of": 2, "sync": "micro_batch", "pad_to": "slot", "max_tokens": 16}
+    for step in epoch_of(DataLoader(Stream([9] * 3), exchange=True, batch_size=3, **even)):
+        assert len(step) == 4
+    for name, value in (("micro_batches", 3), ("max_samples", 2), ("slots_multiple_of", 2)):
+        with pytest.raises(ValueError, match=f"{name} cannot be used over an IterableDataset"):
+            DataLoader(Stream([3]), max_tokens=16, **{name: value})

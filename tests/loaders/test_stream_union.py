@@ -61,6 +61,7 @@ def streaming(stream, rank, ranks, host, size, degrees, drop_last):
         planner=plan_step,
         options={"max_tokens": CAP, "cost": COST, "cp_degrees": degrees, "sync": "step"},
         capacity=CAP,
+        pad_slots=False,
         oversize="split",
         length=None,
         phases=(),
