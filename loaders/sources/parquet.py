@@ -39,7 +39,9 @@ class ParquetSource(ChunkedSource):
         parquet = open_parquet(data_file)
         names = parquet.schema_arrow.names
         wanted = self.encoder.wants(names) if columns is None else check_columns(columns, names)
-        return told(data_file, f"row group {part}", lambda: parquet.read_row_group(part, columns=wanted)), {}
+        threads = len(wanted) > 1  # Arrow has one for each column
+        read = lambda: parquet.read_row_group(part, columns=wanted, use_threads=threads)
+        return told(data_file, f"row group {part}", read), {}
 
 
 def open_parquet(file: DataFile) -> pq.ParquetFile:

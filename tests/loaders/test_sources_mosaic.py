@@ -17,6 +17,7 @@ from PIL import Image
 
 from loaders import DataLoader
 from loaders.sources import open_source
+from tests.loaders.packing_runs import pack
 
 ROWS = [list(range(row, row + 1 + row % 7)) for row in range(50)]
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".zstd": zstandard.compress, ".gz": gzip.compress}
@@ -128,6 +129,12 @@ def test_a_loader_gives_every_sample_of_the_shards_once(folder: Path) -> None:
     loader = DataLoader(open_source(folder), batch_size=8, shuffle=True, max_tokens=64)
     rows = [int(row) for batch in loader for _, row in batch.sample_ids]
     assert sorted(rows) == list(range(50))
+
+
+def test_shards_are_packed_by_the_command(folder: Path, tmp_path: Path) -> None:
+    manifest = pack([str(folder)], tmp_path / "out")
+    assert manifest["counts"]["kept"] == len(ROWS)
+    assert manifest["num_tokens"] == sum(map(len, ROWS))
 
 
 def test_the_index_or_a_pattern_opens_the_same_shards(folder: Path) -> None:
