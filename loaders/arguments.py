@@ -233,7 +233,8 @@ def pads_slots(pad_to: Any, sync: str, stream: bool, collate_fn: Any) -> bool:
     if sync != "micro_batch" or stream or collate_fn is not None:
         raise ValueError(
             f'pad_to="{SLOT}" pads to the largest batch of all ranks in a slot: it needs sync="micro_batch", '
-            "rows that are known beforehand and the loader's own layout. Otherwise give one or a few sizes."
+            "rows that are known beforehand (of a stream: exchange=True) and the loader's own layout. "
+            "Otherwise give one or a few sizes."
         )
     return True
 
