@@ -36,7 +36,8 @@ def assumptions(report: Report) -> list[str]:
         f"{_RECOMPUTE[question.recompute]} (recompute {question.recompute})." if question.model else "",
         _memory(report),
         "Today is taken to be what the packed loaders of most stacks do: every group the same number of "
-        "samples, packed, at one CP degree that holds the step's longest sample.",
+        "samples, packed, at the smallest CP degree that holds the step's longest sample. The tuned degree "
+        "holds the longest sample of all steps.",
         "With pipeline stages timelines show the first stage, and plans are made with a formula that the "
         "simulated walk may beat or exceed."
         if topology.pipeline_stages > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -147,8 +148,8 @@ def gather(question: Question, admitted: Admitted, lengths_from: str, progress: 
 
 def policies_for(ranks: int) -> list[str]:
     """Policies that plan in seconds on so many ranks."""
-    slow = set(POLICIES) & {"karmarkar_karp"} - set(static_policies(ranks))
-    return [name for name in POLICIES if name not in slow]
+    wide = "karmarkar_karp" not in static_policies(ranks)
+    return [name for name in POLICIES if not (wide and name == "karmarkar_karp")]
 
 
 def _rows(
@@ -162,17 +163,13 @@ def _rows(
         jobs.append(("tuned_static", tuned[1], tuned[0]))
     jobs.append(("recommended", BALANCED, best))
     outcomes: list[SimulatedPolicy] = []
-    total = len(jobs) * question.steps
-    for number, (_, policy, setting) in enumerate(jobs):
-        done = number * question.steps
-        outcomes += run(
-            question,
-            lengths,
-            setting,
-            [policy],
-            steps=question.steps,
-            progress=lambda _, step, done=done: progress("policies", done + step, total),  # type: ignore[misc]
-        )
+    steps = count(1)
+
+    def tell(_: str, __: int) -> None:
+        progress("policies", next(steps), len(jobs) * question.steps)
+
+    for _, policy, setting in jobs:
+        outcomes += run(question, lengths, setting, [policy], steps=question.steps, progress=tell)
     rows = [
         Row(name=name, policy=policy, setting=setting, numbers=policy_numbers(outcome))
         for (name, policy, setting), outcome in zip(jobs, outcomes, strict=True)
