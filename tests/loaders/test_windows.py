@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from loaders import DataLoader, Mixture, open_source, reference
 from loaders.sources import chunked
 from loaders.sources.cache import BoundedCache
+from loaders.sources.jsonl import JsonLinesSource
 from loaders.windows import Windows
 from tests.loaders.test_sources_remote import RangeHandler
 
@@ -201,3 +203,21 @@ def test_an_epoch_over_http_fetches_each_row_group_once(
     assert loader.metrics()["shuffle_radius"] == {}
     assert epochs[None] < 1.1
     assert epochs[0] > 5  # over all rows, for comparison
+
+
+def test_an_epoch_over_http_fetches_each_block_of_lines_once(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pq.read_table(path)["input_ids"].to_pylist()
+    lines = path.with_suffix(".jsonl")
+    lines.write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
+    monkeypatch.setattr(JsonLinesSource, "block_bytes", lines.stat().st_size // 50)
+    monkeypatch.setattr("loaders.windows.FETCHED_BLOCKS", 5)
+    held = 11 * len(rows) // 50 * (4 * 100 + 16)  # two windows, decoded
+    monkeypatch.setattr(chunked, "DECODED", BoundedCache[Any](held, lambda chunk: chunk.size_bytes))
+    source = open_source(url.replace(".parquet", ".jsonl"), cache=False)
+    loader = DataLoader(source, batch_size=64, shuffle=True, max_tokens=8192)
+    Counting.sent = 0
+    found = rows_of(loader)
+    assert len(set(found)) == len(found) == loader.metrics()["kept"]
+    assert Counting.sent < 1.1 * lines.stat().st_size
