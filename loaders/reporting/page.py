@@ -96,7 +96,8 @@ def _change(now: Row | None, after: float, name: str, what: str) -> str:
 
 
 def _notes(report: Report) -> str:
-    found = [_generic_note(report), _memory_note(report), _refused_note(report), _held_up_note(report)]
+    notes = (_generic_note, _beyond_note, _memory_note, _refused_note, _held_up_note)
+    found = [note(report) for note in notes]
     if report.question.steps < _FEW_STEPS:
         steps = words.many(report.question.steps, "step")
         found.append(f"{steps} say little about the spread. Compare more with <code>--steps</code>.")
@@ -110,6 +111,21 @@ def _generic_note(report: Report) -> str:
         "No model was given: seconds are those of a generic decoder and arbitrary, ratios are not. Give "
         "<code>--model config.json</code> or <code>--cost</code>."
     )
+
+
+def _beyond_note(report: Report) -> str:
+    """What a fitted cost is asked about that was not measured."""
+    cost = report.question.cost
+    degrees = [d for d in report.question.given.cp_degrees if cost.degrees and d not in cost.degrees]
+    longest = report.profile.longest_admitted
+    found = []
+    if degrees:
+        found.append(f"degrees {words.degrees(tuple(degrees))}")
+    if cost.max_length is not None and longest > cost.max_length:
+        found.append(f"samples of {longest:,} tokens (measured up to {cost.max_length:,})")
+    if not found:
+        return ""
+    return f"The cost was not measured for {' and '.join(found)}: there it is an extrapolation."
 
 
 def _memory_note(report: Report) -> str:

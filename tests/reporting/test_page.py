@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer import Topology
+from balancer import CostModel, Topology
 from loaders.reporting import comparing, words
 from loaders.reporting.page import page
 from loaders.reporting.plot import nice_ticks
@@ -168,6 +168,15 @@ def test_a_way_that_cannot_plan_says_why(found):
     assert shown.tables["All numbers as a table"][1][:2] == ["padded", "cannot plan"]
     alone = replace(found, gains=(), before=None)
     assert "Only balanced plans can run these samples" in Page(page(alone)).text()
+
+
+def test_what_was_not_measured_is_pointed_out():
+    fitted = CostModel(1e-4, 1e-8, 0.01, degrees=(1, 2), max_length=4000, beyond="allow")
+    said = Page(page(report(cost=fitted, steps=2))).text()
+    assert (
+        "The cost was not measured for degrees 4 and samples of 12,000 tokens (measured up to 4,000)" in said
+    )
+    assert "was not measured for" not in Page(page(report(steps=2))).text()
 
 
 def test_one_rank_has_a_page_as_well():
