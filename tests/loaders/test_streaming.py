@@ -215,9 +215,21 @@ def _on_a_real_rank(rank, sync, drop_last):
     return told, rest, loader.metrics()["imbalance"]
 
 
+SETTINGS = (("step", False), ("micro_batch", False), ("step", True))
+
+
+def _in_all_settings(rank):
+    return {setting: _on_a_real_rank(rank, *setting) for setting in SETTINGS}
+
+
+@pytest.fixture(scope="module")
+def real_ranks():
+    return run_ranks(_in_all_settings, 2)
+
+
 @pytest.mark.parametrize("sync", ["step", "micro_batch"])
-def test_real_ranks_with_streams_of_their_own_stay_aligned_to_the_end_of_the_longest(sync):
-    ranks = run_ranks(_on_a_real_rank, 2, sync, False)
+def test_real_ranks_with_streams_of_their_own_stay_aligned_to_the_end_of_the_longest(real_ranks, sync):
+    ranks = [heard[sync, False] for heard in real_ranks]
     for size, (told, rest, imbalance) in zip((30, 17), ranks, strict=True):
         assert sorted(row for batch in told for row in batch[3]) == list(range(size))
         assert {batch[0] for batch in told} == set(range(8))
@@ -235,6 +247,7 @@ def test_real_ranks_with_streams_of_their_own_stay_aligned_to_the_end_of_the_lon
             assert len(of_step[0]) == len(of_step[1])
 
 
-def test_drop_last_ends_with_the_first_stream_that_does():
-    for told, _, _ in run_ranks(_on_a_real_rank, 2, "step", True):
+def test_drop_last_ends_with_the_first_stream_that_does(real_ranks):
+    for heard in real_ranks:
+        told, _, _ = heard["step", True]
         assert {batch[0] for batch in told} == set(range(4))
