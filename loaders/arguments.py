@@ -169,13 +169,9 @@ def slot_options(micro_batches: int | None, slots_multiple_of: int) -> dict[str,
     return options | ({"slots_multiple_of": slots_multiple_of} if slots_multiple_of > 1 else {})
 
 
-def border_options(bos: int | None, eos: int | None, engine: str) -> dict[str, Any]:
+def border_options(bos: int | None, eos: int | None) -> dict[str, Any]:
     """Arguments for opening data whose samples are given tokens to begin or end with."""
-    if bos is None and eos is None:
-        return {}
-    if engine != "local":
-        raise ValueError('bos and eos need engine="local": other engines read samples as they lie.')
-    return {"borders": {"bos": bos, "eos": eos}}
+    return {} if bos is None and eos is None else {"borders": {"bos": bos, "eos": eos}}
 
 
 def check_assignment(phases: Any, fill_media: Any, group_media: bool) -> None:

@@ -70,7 +70,7 @@ from loaders.stream_window import identity_of_windows
 from loaders.streaming import WINDOW, Streaming, as_it_is, open_stream
 from loaders.timed import TimedReader, TimedStream
 from loaders.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
-from loaders.unbalanced import CountedMulti, CountedSingle, Replayed, TorchState
+from loaders.unbalanced import Replayed, TorchState, iterator_of
 
 logger = logging.getLogger(__name__)
 
@@ -410,7 +410,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             seed=self.seed,
             samples_per_step=samples,
             on_bad="skip" if on_error == "skip" else "error",
-            **border_options(bos, eos, engine),
+            **border_options(bos, eos),
         )
         steps = Steps(
             order=opened.order,
@@ -556,10 +556,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._order_sampler.set_epoch(epoch)
 
     def _get_iterator(self) -> Any:
-        if self.num_workers == 0:
-            return CountedSingle(self)
-        self.check_worker_number_rationality()
-        return CountedMulti(self)
+        return iterator_of(self)
 
     @property
     def _index_sampler(self) -> Any:
