@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,10 @@ class Unprepared(LookupError):
     """The builder has not been told what to build: it is new, or has been started anew."""
 
 
+Cost = tuple[int, float, int]
+"""Tokens that were read, seconds of readers' time, bytes."""
+
+
 @dataclass(slots=True, eq=False)
 class Work:
     """What a builder does for one loader."""
@@ -92,6 +96,20 @@ class Work:
     reader: Reader
     readers: Readers
     table: Table = ()
+    costs: dict[int, Cost] = field(default_factory=dict)
+    """By source, since they were last asked for."""
+    waits: dict[int, float] = field(default_factory=dict)
+    """Seconds that ranks waited, by rank, since then."""
+
+    def add(self, built: Built) -> None:
+        """Count what reading cost."""
+        for number, tokens in built.read_tokens.items():
+            before = self.costs.get(number, (0, 0.0, 0))
+            self.costs[number] = (
+                before[0] + tokens,
+                before[1] + built.read_s[number],
+                before[2] + built.read_bytes[number],
+            )
 
     def routes(self, number: int) -> Sequence[int]:
         """Readers of a source."""
@@ -132,18 +150,28 @@ class BatchBuilder:
         if plane in self._works:
             self._works[plane].table = table
 
+    def costs(self, plane: str) -> tuple[dict[int, Cost], dict[int, float]]:
+        """What reading has cost for a loader, by source, and seconds its ranks waited, since last asked."""
+        with self._lock:
+            work = self._works.get(plane)
+            if work is None:
+                return {}, {}
+            found = work.costs, work.waits
+            work.costs, work.waits = {}, {}
+            return found
+
     def build(self, plane: str, share: Share, rank: int, waits: Sequence[Wait] = ()) -> Built:
         """The micro-batch of a share, for its one rank, which says how long it waited lately.
 
         Raises:
             Unprepared: `prepare` comes first.
         """
-        self._note(share, rank, waits)
+        self._note(plane, share, rank, waits)
         return self._build(plane, share)
 
     def build_shared(self, plane: str, share: Share, rank: int, waits: Sequence[Wait] = ()) -> list[Any]:
         """Reference to a micro-batch that several ranks take: the first of them has it built."""
-        self._note(share, rank, waits)
+        self._note(plane, share, rank, waits)
         return [self._once(key_of(plane, share), lambda: ray.put(self._build(plane, share)))]
 
     def alive(self) -> bool:
@@ -172,11 +200,14 @@ class BatchBuilder:
         """Its latest builds, and the waits of its ranks."""
         return self._spans.all()
 
-    def _note(self, share: Share, rank: int, waits: Sequence[Wait]) -> None:
+    def _note(self, plane: str, share: Share, rank: int, waits: Sequence[Wait]) -> None:
         with self._lock:
             self._steps[rank] = share.step
+            work = self._works.get(plane)
             for wait in waits:
                 self._wait_s[wait.rank] += wait.seconds
+                if work is not None:
+                    work.waits[wait.rank] = work.waits.get(wait.rank, 0.0) + wait.seconds
                 self._spans.add("wait", f"rank {wait.rank}", wait.seconds, wait.step, wait.start_s)
         self._metrics.waited(waits)
 
@@ -196,6 +227,7 @@ class BatchBuilder:
         now = time.monotonic()
         in_bytes = sum(built.read_bytes.values())
         with self._lock:
+            work.add(built)
             self._batches.add(1, now)
             self._in.add(in_bytes, now)
             self._out.add(built.parcel.size_bytes, now)

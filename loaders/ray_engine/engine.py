@@ -146,8 +146,9 @@ class RayReading(Iterable[Packed | Batch]):
         self.timeout_s = timeout_s
         self.budget_bytes = budget_bytes
         sources = plane.reader.sources
-        self.profile = Profile(np.array([not source.divisible for source in sources]))
-        self.scaler = Scaler(plane=plane, profile=self.profile, coming=coming) if rank == 0 else None
+        heavy = np.array([not source.divisible for source in sources])
+        self.profile = Profile(heavy)
+        self.scaler = Scaler(plane=plane, profile=Profile(heavy), coming=coming) if rank == 0 else None
         self._waits: list[Wait] = []
 
     def __iter__(self) -> Iterator[Packed | Batch]:

@@ -124,3 +124,7 @@ class Plane:
         """Tell all builders which readers read which source."""
         for builder in self.actors.builders():
             builder.route.remote(self.name, table)
+
+    def costs(self) -> list[Any]:
+        """References to what reading has cost and how long ranks waited lately, one of each builder."""
+        return [builder.costs.remote(self.name) for builder in self.actors.builders()]

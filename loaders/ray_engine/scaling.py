@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.exceptions import RayActorError, RayTaskError
 
 from loaders.ray_engine.plane import Plane
 from loaders.ray_engine.profile import Profile
@@ -29,7 +32,7 @@ class Scaler:
 
     Args:
         plane: where readers are started, and builders told of them.
-        profile: what reading costs.
+        profile: what reading costs; it learns from all builders, and belongs to this alone.
         coming: gives the tokens of each source, [n], that a coming step needs.
     """
 
@@ -41,19 +44,22 @@ class Scaler:
     steps: int = 0
     """Finished since the last look."""
     wait_s: float = 0.0
-    """Waited for batches since then."""
+    """Waited for batches since then, by the rank that waited longest."""
     _looked: float = field(default_factory=time.monotonic)
     _too_many: int = 0
     _surplus: list[str] = field(default_factory=list)
     _first: bool = True
+    _asked: list[Any] = field(default_factory=list)
 
     def look(self) -> None:
         """Change the readers if it is time and they do not fit the work."""
         now = time.monotonic()
         if not self._first and (now - self._looked < LOOK_S or not self.steps):
             return
+        self._learn()
         load = self.profile.load_s(self.coming())
-        most = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        # one more than there are CPUs: the reader of light sources is idle most of the time
+        most = max(1, int(ray.cluster_resources().get("CPU", 1))) + 1
         if self._first:  # nothing is known of the pace, but media and text are not read by one process
             heavy = load > load.sum() / 2
             wanted = min(2 if heavy.any() and not heavy.all() and _is_media(self.plane) else 1, most)
@@ -62,6 +68,20 @@ class Scaler:
             wanted = readers_wanted(load, compute_s=compute_s, most=most)
         self._settle(wanted, load)
         self._looked, self.steps, self.wait_s, self._first = now, 0, 0.0, False
+
+    def _learn(self) -> None:
+        """What all ranks have read, and how long they waited, until the last look.
+
+        The first one alone may never see an image, and it waits for the others, which wait for theirs.
+        """
+        done = ray.wait(self._asked, num_returns=len(self._asked), timeout=0)[0] if self._asked else []
+        for reference in done:
+            with suppress(RayActorError, RayTaskError):
+                costs, waits = ray.get(reference)
+                self.wait_s = max(self.wait_s, *waits.values(), 0.0)
+                tokens, seconds, sizes = ({n: cost[at] for n, cost in costs.items()} for at in range(3))
+                self.profile.add(tokens, seconds, sizes)
+        self._asked = self.plane.costs()
 
     def _settle(self, wanted: int, load: NDArray[np.float64]) -> None:
         actors = self.plane.actors

@@ -17,9 +17,9 @@ NOT_BY_ACTOR = ("tokens", "tokens_per_s", "wait_s", "steps")
 def summary(status: Status) -> dict[str, Any]:
     """Nodes, object store and jobs.
 
-    Keys: ``address``; ``nodes``: name, alive, cpus, store_bytes; ``store``: used_bytes, total_bytes; ``jobs``
-    (job, ``readers``, ``builders``, ``catalogs``: a list of actors each), ``sources`` (tokens and tokens_per_s
-    by name, the busiest first), ``ranks`` (step and wait_s by number). Rates are of the last ten seconds.
+    Keys: ``address``; ``nodes``: name, alive, cpus, store_bytes; ``store``: used_bytes, total_bytes;
+    ``jobs``: job, ``readers``, ``builders``, ``catalogs`` (actors each), ``sources`` (tokens, tokens_per_s by
+    name, the busiest first), ``ranks`` (step and wait_s by number). Rates are of the last ten seconds.
     """
     total = status.store_bytes
     jobs = sorted({actor.job for actor in status.actors})
