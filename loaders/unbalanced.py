@@ -1,14 +1,18 @@
 """A state for torch's own loader: how many batches were taken, and the random state the epoch began with.
 
-Torch's samplers keep no position, so they are replayed: index by index, without touching the data. A
-map-style data set so resumes exactly if its sampler's order follows from torch's generators or from an epoch
-number. An iterable data set is asked for its own state (``state_dict``, in this process), and is read again
-up to the position where it has none. Random numbers that workers draw are those of a new epoch.
+A sampler or batch sampler with ``state_dict`` and ``load_state_dict`` is saved: as it was when it gave the
+last batch that was given out, however far workers have read ahead. Torch's own keep no position, so they are
+replayed: index by index, without touching the data. A map-style data set so resumes exactly if its sampler's
+order follows from torch's generators or from an epoch number. A data set in this process is asked for its own
+state (``state_dict``); an iterable one that has none is read again up to the position. Random numbers that
+workers draw are those of a new epoch.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +36,8 @@ class Progress:
     random: dict[str, torch.Tensor] | None = None
     """States of the generators when the epoch began; ``None`` before it has."""
     finished: bool = False
+    sampler: Any = None
+    """State of a sampler that has one, behind the last batch that was given out."""
     counted: bool = True
     """Whether the iterator is torch's, and not one that a subclass makes itself."""
 
@@ -54,11 +60,47 @@ class Counted:
         return data
 
 
+class Saved(Counted):
+    """Mixed into the iterators over samplers that have a state: keeps it until the batch is given out."""
+
+    def __init__(self, loader: Any) -> None:
+        self.saving = stateful_sampler(loader)
+        self.drawn: deque[Any] = deque()
+        super().__init__(loader)  # type: ignore[call-arg]
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self.drawn.clear()
+        super()._reset(loader, first_iter)  # type: ignore[misc]
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()  # type: ignore[misc]
+        self.drawn.append(copy.deepcopy(self.saving.state_dict()))
+        return index
+
+    def __next__(self) -> Any:
+        data = super().__next__()
+        state = self.drawn.popleft()
+        if self.progress is not None:
+            self.progress.sampler = state
+        return data
+
+
 # The names are torch's own: profiler ranges and messages are made of them.
 CountedSingle = type("_SingleProcessDataLoaderIter", (Counted, dataloader._SingleProcessDataLoaderIter), {})
 CountedMulti = type(
     "_MultiProcessingDataLoaderIter", (Counted, dataloader._MultiProcessingDataLoaderIter), {}
 )
+SavedSingle = type("_SingleProcessDataLoaderIter", (Saved, dataloader._SingleProcessDataLoaderIter), {})
+SavedMulti = type("_MultiProcessingDataLoaderIter", (Saved, dataloader._MultiProcessingDataLoaderIter), {})
+
+
+def iterator_of(loader: Any) -> Any:
+    """Torch's iterator over one epoch, which counts."""
+    saves = stateful_sampler(loader) is not None
+    if loader.num_workers == 0:
+        return (SavedSingle if saves else CountedSingle)(loader)
+    loader.check_worker_number_rationality()
+    return (SavedMulti if saves else CountedMulti)(loader)
 
 
 class Replayed:
@@ -74,6 +116,13 @@ class Replayed:
 
     def _replay(self) -> Iterator[Any]:
         # lazily, as torch draws the seed of its workers between iter() and the first index
+        saved, taken = stateful_sampler(self._loader), self._progress.taken
+        if saved is not None and self._progress.sampler is not None:
+            saved.load_state_dict(copy.deepcopy(self._progress.sampler))
+            # with its last batch a sampler may have begun anew
+            if not hasattr(self.sampler, "__len__") or taken < len(self):
+                yield from self.sampler
+            return
         set_generator_states(self._loader, self._progress.random)
         yield from itertools.islice(iter(self.sampler), self._progress.taken, None)
 
@@ -118,6 +167,9 @@ class TorchState:
     def _resumed(self, loader: Any, make: Any, progress: Progress) -> Any:
         if isinstance(loader.dataset, IterableDataset):
             return self._reread(loader, make, progress)
+        if self.dataset_state is not None:
+            loader.dataset.load_state_dict(self.dataset_state)
+            self.dataset_state = None
         with generators_kept(loader):
             loader.__dict__["_replay"] = progress
             iterator = make()
@@ -165,6 +217,8 @@ class TorchState:
             "random": None if progress.random is None else dict(progress.random),
             "told epochs": told_epochs(loader),
         }
+        if progress.sampler is not None:
+            state["sampler"] = progress.sampler
         if self.resumes is not None and self.dataset_state is not None:
             state["dataset"] = self.dataset_state
         elif _has_state(loader) and progress.taken:
@@ -188,7 +242,14 @@ class TorchState:
         begun = state["random"] is not None
         self.progress = Progress(epoch=state["epoch"])
         self.resumes = (
-            Progress(epoch=state["epoch"], taken=state["batches"], random=state["random"]) if begun else None
+            Progress(
+                epoch=state["epoch"],
+                taken=state["batches"],
+                random=state["random"],
+                sampler=state.get("sampler"),
+            )
+            if begun
+            else None
         )
 
 
@@ -221,10 +282,19 @@ def _has_state(loader: Any) -> bool:
     """Whether the data set can be asked for its position: one that lives in this process, not in workers."""
     return (
         loader.num_workers == 0
-        and isinstance(loader.dataset, IterableDataset)
-        and hasattr(loader.dataset, "state_dict")
-        and hasattr(loader.dataset, "load_state_dict")
+        and callable(getattr(loader.dataset, "state_dict", None))
+        and callable(getattr(loader.dataset, "load_state_dict", None))
     )
+
+
+def stateful_sampler(loader: Any) -> Any:
+    """The sampler or batch sampler that can be saved; ``None`` where there is none, as torch's own."""
+    for sampler in _samplers(loader):
+        if callable(getattr(sampler, "state_dict", None)) and callable(
+            getattr(sampler, "load_state_dict", None)
+        ):
+            return sampler
+    return None
 
 
 def _samplers(loader: Any) -> list[Any]:

@@ -343,3 +343,82 @@ def test_a_loader_with_its_own_iterator_has_no_state_to_save():
     assert list(loader) == [1, 2]
     with pytest.raises(RuntimeError, match="Own makes its own iterator"):
         loader.state_dict()
+
+
+class Drawn:
+    """A sampler with a state: draws rows from a generator of its own, some of them twice."""
+
+    def __init__(self, per_batch=None):
+        self.generator_state = seeded(11).get_state()
+        self.given = 0
+        self.per_batch = per_batch
+
+    def __len__(self):
+        return 9
+
+    def __iter__(self):
+        while self.given < 9:
+            generator = torch.Generator()
+            generator.set_state(self.generator_state)
+            rows = torch.randint(23, (self.per_batch or 1,), generator=generator).tolist()
+            self.generator_state = generator.get_state()
+            self.given += 1
+            yield rows if self.per_batch else rows[0]
+        self.given = 0
+
+    def state_dict(self):
+        return {"generator": self.generator_state, "given": self.given}
+
+    def load_state_dict(self, state):
+        self.generator_state, self.given = state["generator"], state["given"]
+
+
+STATEFUL = {
+    "sampler": lambda: {"sampler": Drawn(), "batch_size": 2},
+    "sampler without batches": lambda: {"sampler": Drawn(), "batch_size": None},
+    "batch sampler": lambda: {"batch_sampler": Drawn(per_batch=3)},
+    "inside a batch sampler": lambda: {"batch_sampler": BatchSampler(Drawn(), 2, False)},
+}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_sampler_with_a_state_is_saved_as_of_the_batches_given_out(name, workers):
+    whole = epochs(DataLoader(DATA, num_workers=workers, **STATEFUL[name]()), 2)
+    theirs = epochs(TorchLoader(DATA, num_workers=workers, **STATEFUL[name]()), 2)
+    assert whole == theirs
+    for k in range(1, len(whole[1]) + 1) if workers == 0 else (1, 3):
+        loader = DataLoader(DATA, num_workers=workers, **STATEFUL[name]())
+        epochs(loader, 1)
+        batches = iter(loader)
+        for _ in range(k):
+            next(batches)  # with workers, the sampler itself is ahead by now
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+        fresh = DataLoader(DATA, num_workers=workers, **STATEFUL[name]())
+        fresh.load_state_dict(state)
+        assert fresh.state_dict()["sampler"]["given"] == state["sampler"]["given"]
+        assert [plain(batch) for batch in fresh] == whole[1][k:], f"after {k} batches"
+
+
+def test_a_map_style_data_set_with_a_state_is_asked_for_it():
+    class Counted(OnlyIndices):
+        def __init__(self):
+            self.reads = 0
+
+        def __getitem__(self, index):
+            self.reads += 1
+            return 100 * self.reads + index
+
+        def state_dict(self):
+            return {"reads": self.reads}
+
+        def load_state_dict(self, state):
+            self.reads = state["reads"]
+
+    whole = epochs(DataLoader(Counted(), batch_size=4), 1)[0]
+    loader = DataLoader(Counted(), batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    fresh = DataLoader(Counted(), batch_size=4)
+    fresh.load_state_dict(loader.state_dict())
+    assert [plain(batch) for batch in fresh] == whole[1:]
