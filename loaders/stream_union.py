@@ -8,7 +8,6 @@ compute them, and keeps nothing that is done.
 from __future__ import annotations
 
 import hashlib
-import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +19,12 @@ from numpy.typing import NDArray
 from balancer import StepPlan, Topology
 from balancer.runtime import HostGroup
 from loaders.shares import shares_of_rank
-from loaders.skipping import joined
-from loaders.sources.base import Rows
-from loaders.steps import StepTokens, join
+from loaders.steps import StepTokens
 from loaders.stream_cursor import Place, StreamCursor
 from loaders.stream_intake import Held, Intake
-from loaders.stream_order import ENDLESS, first_in_turn, in_turn
+from loaders.stream_moves import packed, unpacked, wanted_of
+from loaders.stream_order import first_in_turn
+from loaders.stream_told import Own, Told
 from loaders.stream_window import StreamStep, nothing
 from packing.table import SampleTable
 
@@ -81,121 +80,6 @@ def identity_of_union(size: StepSize, capacity: int, oversize: str) -> dict[str,
     """
     cut = {} if oversize == "error" else {"samples": f"at most {capacity} tokens, else {oversize}"}
     return {"step": str(size), **cut}
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A place in the stream that can be come back to."""
-
-    drawn: int
-    stream: Any
-
-
-class Own:
-    """Samples of this rank's stream that are read and not yet done, and the marks behind which they lie."""
-
-    def __init__(self, place: Place, intake: Intake, cursor: StreamCursor) -> None:
-        self.place, self.intake = place, intake
-        self.ended = cursor.ended
-        self.taken = cursor.taken
-        self.numbers: list[int] = []
-        """Of the samples that are told and not done."""
-        self._marks = [Mark(cursor.drawn, cursor.stream)]
-        self._stream = place.open(cursor)
-        intake.source.held = {}
-        intake.drawn = cursor.drawn + cursor.skip
-
-    def draw(self, count: int) -> SampleTable:
-        """The next ``count`` samples of the stream, fewer where it ends."""
-        if self.ended or count == 0:
-            return nothing(self.intake.phases)
-        drawn = self.intake.draw(self._stream, count)
-        self.ended = len(drawn) < count
-        if not self.ended:  # at its end a stream's own state may be that of its beginning
-            self._marks.append(Mark(self.intake.drawn, self.place.state()))
-        self.numbers += drawn
-        return self.intake.table(drawn)
-
-    def finish(self, count: int) -> None:
-        """The first ``count`` told samples are done."""
-        self.taken += count
-        for number in self.numbers[:count]:
-            self.intake.source.held.pop(number, None)
-        del self.numbers[:count]
-
-    def cursor(self, cursor: StreamCursor, count: int) -> StreamCursor:
-        """``cursor`` moved behind the first ``count`` told samples."""
-        left = self.numbers[count:]
-        reached = left[0] if left else self.intake.drawn
-        behind = [mark for mark in self._marks if mark.drawn <= reached]
-        self._marks = [behind[-1], *(mark for mark in self._marks if mark.drawn > reached)]
-        mark = behind[-1]
-        return replace(
-            cursor,
-            drawn=mark.drawn,
-            stream=mark.stream,
-            skip=reached - mark.drawn,
-            taken=self.taken + count,
-            ended=self.ended and not left,
-        )
-
-
-class Told:
-    """What all ranks know: the samples that were told and are not yet done. Equal on all of them.
-
-    Args:
-        begun: [R] samples of each stream that are done.
-        ended: [R] which streams are known to be at their end.
-        phases: of the samples.
-    """
-
-    def __init__(self, begun: NDArray[np.int64], ended: NDArray[np.int64], phases: tuple[str, ...]) -> None:
-        self.begun = begun
-        self.ended = ended > 0
-        self.table = nothing(phases)
-        """A row for each told sample or piece of one; its source is the rank that read it."""
-        self.number = np.zeros(0, np.int64)
-        """[rows] Number of the row's sample in its stream."""
-        self.samples, self.tokens = 0, 0
-        """Told so far, for an estimate of their mean length."""
-
-    @property
-    def held(self) -> NDArray[np.int64]:
-        """[R] Samples that are told and not done."""
-        firsts = self.table.source[self.table.start == 0]
-        return np.bincount(firsts, minlength=self.begun.size).astype(np.int64)
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """[R] Where each stream ends, as far as that is known."""
-        return np.where(self.ended, self.begun + self.held, ENDLESS)
-
-    def add(self, table: SampleTable) -> None:
-        """More samples of all ranks, rank after rank."""
-        first = table.start == 0
-        counts = np.bincount(table.source[first], minlength=self.begun.size)  # [R]
-        before = np.cumsum(counts) - counts
-        within = np.cumsum(first) - 1 - before[table.source]  # [rows]
-        number = (self.begun + self.held)[table.source] + within
-        self.table, self.number = join([self.table, table]), np.concatenate([self.number, number])
-        self.samples += int(counts.sum())
-        self.tokens += int(table.num_tokens.sum())
-
-    def first(self, counts: NDArray[np.int64]) -> SampleTable:
-        """The first ``counts`` [R] samples of the ranks in turn."""
-        rows = np.flatnonzero(self._is_among(counts))
-        part = self.table.take(rows)
-        return part.take(in_turn(self.number[rows], part.source, part.start))
-
-    def finish(self, counts: NDArray[np.int64]) -> None:
-        """The first ``counts`` [R] samples of the ranks are done."""
-        left = np.flatnonzero(~self._is_among(counts))
-        self.table, self.number = self.table.take(left), self.number[left]
-        self.begun = self.begun + counts
-
-    def _is_among(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-        among: NDArray[np.bool_] = self.number < (self.begun + counts)[self.table.source]
-        return among
 
 
 class UnionSteps:
@@ -396,64 +280,6 @@ class UnionSteps:
         for rank, data in enumerate(arrived):
             if rank != host.rank:
                 self.received[rank].held = unpacked(data)
-
-
-def wanted_of(plan: StepPlan, table: SampleTable, rank: int) -> dict[int, list[int]]:
-    """By rank, the samples of one rank's stream that its micro-batches hold, whole or in part.
-
-    Args:
-        plan: of the step.
-        table: the step's samples; their source is the rank that read them.
-        rank: the one whose samples are asked for.
-
-    Returns numbers in the stream, rising, for ranks that want any; that rank itself among them.
-
-    Cost: O(S) and the rank's own samples times their degrees.
-    """
-    batches = plan.micro_batches
-    own = np.flatnonzero(table.source[batches.order] == rank)  # places in the plan's order
-    m = np.searchsorted(batches.offsets, own, side="right") - 1
-    degree = batches.cp_degree[m].astype(np.int64)
-    within = np.arange(int(degree.sum())) - np.repeat(np.cumsum(degree) - degree, degree)
-    target = np.repeat(batches.first_rank[m], degree) + within
-    row = np.repeat(table.row[batches.order[own]], degree)
-    pairs = np.unique(np.stack([target, row], axis=1), axis=0)  # pieces of a sample may go to one rank
-    return {int(one): pairs[pairs[:, 0] == one, 1].tolist() for one in np.unique(pairs[:, 0]).tolist()}
-
-
-def packed(source: Held, numbers: Sequence[int]) -> bytes:
-    """Samples for another rank, laid end to end; nothing where there are none."""
-    if not numbers:
-        return b""
-    rows = joined([source.held[number] for number in numbers])
-    labels = None if rows.labels is None else _narrow(rows.labels)
-    return pickle.dumps((numbers, rows.offsets, _narrow(rows.input_ids), labels, dict(rows.columns)), 5)
-
-
-def unpacked(data: bytes) -> dict[int, Rows]:
-    """What `packed` made, sample by sample."""
-    if not data:
-        return {}
-    numbers, offsets, ids, labels, columns = pickle.loads(data)
-    # one width for all samples: the kernels that lay out a batch are compiled for each
-    ids, labels = ids.astype(np.int64), None if labels is None else labels.astype(np.int64)
-    held = {}
-    for at, number in enumerate(numbers):
-        span = slice(int(offsets[at]), int(offsets[at + 1]))
-        held[number] = Rows(
-            input_ids=ids[span],
-            offsets=np.array([0, span.stop - span.start], np.int64),
-            labels=None if labels is None else labels[span],
-            columns={name: [values[at]] for name, values in columns.items()},
-        )
-    return held
-
-
-def _narrow(ids: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
-    """In 32 bits where they fit: half the bytes."""
-    bounds = np.iinfo(np.int32)
-    fits = bounds.min <= ids.min(initial=0) and ids.max(initial=0) <= bounds.max
-    return ids.astype(np.int32) if fits else ids
 
 
 def _signed(unsigned: int) -> int:

@@ -18,7 +18,7 @@ from balancer import CostModel, Topology, plan_step
 from loaders import DataLoader
 from loaders.sources.base import Rows
 from loaders.stream_intake import Held
-from loaders.stream_union import packed, unpacked, wanted_of
+from loaders.stream_moves import packed, unpacked, wanted_of
 from packing.table import SampleTable
 from tests.loaders.arrays import epoch_of
 from tests.loaders.streams import Stateful, Stream, contents
