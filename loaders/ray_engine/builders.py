@@ -81,10 +81,6 @@ class BuilderStats:
     memory_bytes: int
 
 
-class Unprepared(LookupError):
-    """The builder has not been told what to build: it is new, or has been started anew."""
-
-
 Cost = tuple[int, float, int]
 """Tokens that were read, seconds of readers' time, bytes."""
 
@@ -160,19 +156,25 @@ class BatchBuilder:
             work.costs, work.waits = {}, {}
             return found
 
-    def build(self, plane: str, share: Share, rank: int, waits: Sequence[Wait] = ()) -> Built:
+    def build(self, plane: str, share: Share, rank: int, waits: Sequence[Wait] = ()) -> Built | None:
         """The micro-batch of a share, for its one rank, which says how long it waited lately.
 
-        Raises:
-            Unprepared: `prepare` comes first.
+        ``None`` where `prepare` comes first: the builder is new, or has been started anew.
         """
         self._note(plane, share, rank, waits)
-        return self._build(plane, share)
+        work = self._work(plane)
+        return None if work is None else self._build(work, share)
 
     def build_shared(self, plane: str, share: Share, rank: int, waits: Sequence[Wait] = ()) -> list[Any]:
-        """Reference to a micro-batch that several ranks take: the first of them has it built."""
+        """Reference to a micro-batch that several ranks take: the first of them has it built.
+
+        Empty where `prepare` comes first.
+        """
         self._note(plane, share, rank, waits)
-        return [self._once(key_of(plane, share), lambda: ray.put(self._build(plane, share)))]
+        work = self._work(plane)
+        if work is None:
+            return []
+        return [self._once(key_of(plane, share), lambda: ray.put(self._build(work, share)))]
 
     def alive(self) -> bool:
         """Whether it answers."""
@@ -211,12 +213,13 @@ class BatchBuilder:
                 self._spans.add("wait", f"rank {wait.rank}", wait.seconds, wait.step, wait.start_s)
         self._metrics.waited(waits)
 
-    def _build(self, plane: str, share: Share) -> Built:
+    def _work(self, plane: str) -> Work | None:
         with self._lock:
-            work = self._works.get(plane)
-            if work is None:
-                raise Unprepared
-            self._works.move_to_end(plane)
+            if plane in self._works:
+                self._works.move_to_end(plane)
+            return self._works.get(plane)
+
+    def _build(self, work: Work, share: Share) -> Built:
         started = time.perf_counter()
         call = threading.get_ident()
         self._waiting[call] = int(share.num_tokens.sum()) * TOKEN_BYTES

@@ -33,7 +33,7 @@ from loaders.collate import Packed
 from loaders.faults import Fault
 from loaders.opening import Opened
 from loaders.ray_engine.asking import ReaderGone
-from loaders.ray_engine.builders import Built, Unprepared, Wait
+from loaders.ray_engine.builders import Built, Wait
 from loaders.ray_engine.catalogs import SharedData
 from loaders.ray_engine.parcels import to_packed
 from loaders.ray_engine.plane import Plane, actors_of_this_job
@@ -217,8 +217,12 @@ class RayReading(Iterable[Packed | Batch]):
         while True:
             try:
                 found = ray.get(order.reference, timeout=POLL_S)
-                built: Built = ray.get(found[0], timeout=POLL_S) if order.shared else found
-                return built
+                if found:
+                    built: Built = ray.get(found[0], timeout=POLL_S) if order.shared else found
+                    return built
+                self.plane.prepare(order.builder)
+                self._ask_again(order, others)
+                continue
             except GetTimeoutError as error:
                 self.engine.watch.check()
                 if 0 < self.timeout_s < time.monotonic() - began:
@@ -233,8 +237,6 @@ class RayReading(Iterable[Packed | Batch]):
                 if isinstance(reason, ReaderGone):
                     self.plane.actors.forget(str(reason))
                     self.plane.actors.get(str(reason))
-                elif isinstance(reason, Unprepared):
-                    self.plane.prepare(order.builder)
                 elif isinstance(reason, (ObjectStoreFullError, OutOfDiskError)):
                     raise _full(order, reason) from error
                 else:
@@ -263,12 +265,11 @@ class RayReading(Iterable[Packed | Batch]):
 
 def _is_lost(reference: Any) -> bool:
     try:
-        ray.get(reference, timeout=0)
+        return not ray.get(reference, timeout=0)
     except GetTimeoutError:
         return False
-    except Exception:
+    except Exception:  # whatever it is, asking again mends it or shows it again
         return True
-    return False
 
 
 def _full(order: Order, error: BaseException) -> RuntimeError:

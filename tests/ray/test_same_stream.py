@@ -7,7 +7,8 @@ import torch
 
 pytest.importorskip("ray", reason="ray is not installed")
 
-from loaders import DataLoader, open_source
+from loaders import DataLoader, Mixture, open_source
+from tests.media.test_loader import album, plain
 from tests.ray.streams import OPTIONS, check_equal, loader_of, mixture
 
 
@@ -92,6 +93,23 @@ def test_files_of_tokens(address, tmp_path):
     pq.write_table(table, tmp_path / "tokens.parquet", row_group_size=32)
     source = open_source(str(tmp_path / "tokens.parquet"))
     check_equal(list(loader_of(source, 1)), list(on_ray(address, source, 1)))
+
+
+def test_samples_that_begin_and_end_with_tokens(address):
+    changes = {"bos": 60001, "eos": 60002}
+    check_equal(list(loader_of(mixture(), 1, **changes)), list(on_ray(address, mixture(), 1, **changes)))
+
+
+def test_pictures_and_sound_with_fillers(address):
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    pytest.importorskip("soundfile", reason="soundfile is not installed")
+    data = {"media": album(16, videos=0.0), "text": plain()}
+    changes = {"max_tokens": 256, "sync": "micro_batch", "oversize": "drop"}
+    for rank in range(2):
+        here = loader_of(Mixture(data), rank, **changes)
+        there = on_ray(address, Mixture(data), rank, **changes)
+        check_equal(list(here), list(there))
+    assert any(name.startswith("pixel") for batch in here for name in batch)
 
 
 def test_errors_of_the_data_come_as_they_are(address):
