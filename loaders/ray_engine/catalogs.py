@@ -11,6 +11,7 @@ import ray
 
 from loaders.faults import Fault, without_length
 from loaders.opening import Opened, open_order
+from loaders.ray_engine.rows import release_decoded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,6 +48,7 @@ class CatalogKeeper:
             if options.get("on_bad") == "skip":
                 lost = tuple(fault for catalog in opened.catalogs for fault in without_length(catalog.source))
             self._kept[key] = ray.put(SharedData(opened=opened, lost=lost))
+            release_decoded()  # what was decoded to find lengths is not read here again
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return self.find(key)

@@ -17,7 +17,7 @@ from ray.util import metrics
 from loaders.faults import Fault
 from loaders.pieces import read_pieces
 from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
-from loaders.ray_engine.rows import plain_rows, size_of_rows
+from loaders.ray_engine.rows import plain_rows, release_decoded, size_of_rows
 from loaders.sources.base import Rows, Source
 
 KINDS = 4096
@@ -117,6 +117,10 @@ class SourceReader:
         size = size_of_rows(rows)
         self._count(source.name, step, int(num_tokens.sum()), size, seconds, len(faults))
         return Reading(rows=plain_rows(rows), faults=tuple(faults), seconds=seconds, size_bytes=size)
+
+    def trim(self) -> None:
+        """Let decoded chunks go: from now on it reads other sources."""
+        release_decoded()
 
     @ray.method(concurrency_group="telling")
     def process(self) -> str:

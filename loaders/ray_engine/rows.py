@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from loaders.sources.base import Rows
+from loaders.sources.chunked import DECODED
 
 
 def plain_rows(rows: Rows) -> Rows:
@@ -77,3 +79,9 @@ def _size(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
     return len(value) if isinstance(value, bytes | str) else 0
+
+
+def release_decoded() -> None:
+    """Give the memory of this process's decoded chunks back; what is needed is decoded again."""
+    DECODED.clear()
+    pa.default_memory_pool().release_unused()

@@ -91,14 +91,17 @@ class Scaler:
         self._too_many = self._too_many + 1 if wanted < self.readers else 0
         if wanted < self.readers and self._too_many < SHRINK_LOOKS:
             wanted = self.readers
+        moved = False
         if wanted != self.readers or not self.table:
             logger.info("%d readers instead of %d", wanted, self.readers)
             self._surplus = [f"{actors.readers}{at}" for at in range(wanted, self.readers)]
             self.readers, self._too_many = wanted, 0
             self.table = allot(load, wanted)
-        for at in range(self.readers):
-            actors.get(f"{actors.readers}{at}")
+            moved = not self._first
+        readers = [actors.get(f"{actors.readers}{at}") for at in range(self.readers)]
         self.plane.route(self.table)  # again, since a builder that was started anew knows nothing
+        for reader in readers if moved else ():
+            reader.trim.remote()
 
 
 def _is_media(plane: Plane) -> bool:
