@@ -45,7 +45,10 @@ def closed_by(plan: StepPlan, table: SampleTable, limits: Limits) -> Counter[str
     """See `Limits.closed`."""
     batches = plan.micro_batches
     found: Counter[str] = Counter()
-    if len(batches) == 0:
+    if len(batches) < 2:  # nothing lies outside
+        if len(batches):
+            full = limits.max_samples is not None and len(batches.order) >= limits.max_samples
+            found["samples" if full else NOT_LIMITED] = 1
         return found
     names = [NOT_LIMITED, "samples", "tokens", *limits.max_units]
     reason = np.zeros(len(batches), np.int64)
@@ -76,8 +79,6 @@ def _least_outside(plan: StepPlan, values: Ints) -> Ints:
     huge = np.iinfo(np.int64).max
     held = values[batches.order]
     least = _per_batch(np.minimum, plan, np.where(held > 0, held, huge))
-    if least.size == 1:
-        return np.zeros(1, np.int64)
     lowest, second = np.partition(least, 1)[:2]
     alone = np.count_nonzero(least == lowest) == 1
     outside = np.where((least == lowest) & alone, second, lowest)
