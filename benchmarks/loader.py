@@ -1,25 +1,35 @@
-"""What reading costs: packed batches, torch's mode beside torch, resume, state, order at any position.
+"""What reading costs: packed batches beside other loaders, torch's mode beside torch, planning beside a step.
 
-    python -m benchmarks.loader [--documents 200000] [--rounds 3] [--workers 0 2] [--json FILE]
+    python -m benchmarks loader [SECTION ...] [--documents 200000] [--rounds 3] [--seconds 3]
+        [--workers 0 2] [--python NAME=PATH ...]
 
-Documents are log-normal (median 299 tokens) in an Arrow file and a parquet file that are written here. All
-figures are per CPU-second of the whole process tree, workers included, since this is what the training
-process loses; ratios are between runs in turns. Peers run where they are installed: torch's own loader with
-a flat gather (the least a hand-written data set can do) always, `torchdata` and `datasets` where there.
+Sections: ``peers``, ``shares``, ``unbalanced``, ``state``; all of them without a choice. Each writes
+``results/loader_SECTION.csv``; ``peers`` also draws a figure.
+
+Documents are log-normal (median 299 tokens, 98.6 million tokens in all). Every loader of ``peers`` runs in
+a process of its own, in turns, after its own format was written from them; figures are per CPU-second of
+its whole process tree, workers included, since this is what the training process loses. A batch has 512
+documents, shuffled. ``evenload`` and ``torch_packed`` lay out token ids, labels, positions, document numbers
+and borders; all others only put the tokens end to end, which is less work. ``gather`` does so with the rows
+known before: no loader that uses numpy can be faster. Peers come with
+``pip install -c constraints.txt ".[bench]"``. Not all of them fit into one environment:
+``--python megatron-energon=/path/to/python`` runs one from another. One that is missing or does not run is
+named in the rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import itertools
 import json
 import os
 import pickle
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,185 +37,194 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.utils.data
-from rich.console import Console
-from rich.table import Table
 
+from balancer import CostModel, Topology, plan_step
+from benchmarks import harness
+from benchmarks.peers import documents as data
+from benchmarks.peers.__main__ import PEERS
+from benchmarks.peers.ours import PACK_TOKENS
 from loaders import DataLoader, Mixture, open_source
 from loaders.order import permute
 from loaders.quota import Quota
+from loaders.sources.base import Source
+from packing.table import SampleTable
 
+ROOT = Path(__file__).parents[1]
 BATCH_DOCUMENTS = 512
-PACK_TOKENS = 1 << 18
+LIMIT_S = 600.0
+"""A peer that takes longer to write its format, or to read for some seconds, is named as missing."""
+SECTIONS = ("peers", "shares", "unbalanced", "state")
 
 
 def write_documents(folder: Path, documents: int) -> dict[str, Path]:
     """Arrow and parquet files of the same documents."""
-    rng = np.random.default_rng(0)
-    lengths = np.minimum(rng.lognormal(np.log(299), 1.0, documents).astype(np.int64) + 1, 32_768)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = rng.integers(0, 50_000, offsets[-1], dtype=np.int32)
-    column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(tokens))
-    table = pa.table({"input_ids": column})
-    paths = {"arrow": folder / "documents.arrow", "parquet": folder / "documents.parquet"}
-    with pa.OSFile(str(paths["arrow"]), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=10_000)
+    paths = {"arrow": data.write(folder, documents), "parquet": folder / "documents.parquet"}
+    table = pa.ipc.open_file(pa.memory_map(str(paths["arrow"]))).read_all()
     pq.write_table(table, paths["parquet"], row_group_size=10_000)
     return paths
 
 
-class Flat(torch.utils.data.Dataset[np.ndarray]):
-    """A hand-written data set over the memory-mapped token column."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.column: Any = None
-
-    def open(self) -> None:
-        if self.column is None:
-            column = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()["input_ids"].combine_chunks()
-            self.column = column.values.to_numpy(), column.offsets.to_numpy()
-
-    def __len__(self) -> int:
-        self.open()
-        return len(self.column[1]) - 1
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        self.open()
-        tokens, offsets = self.column
-        return tokens[offsets[row] : offsets[row + 1]]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "column": None}
+# peers -----------------------------------------------------------------------------------------
 
 
-def ours(path: Path, workers: int, documents: int, **more: Any) -> Iterator[int]:
-    loader = DataLoader(
-        open_source(str(path)),
-        batch_size=documents,
-        shuffle=True,
-        max_tokens=PACK_TOKENS,
-        num_workers=workers,
-        **more,
-    )
-    for batch in loader:
-        yield batch["input_ids"].shape[1]
+def ask(name: str, pythons: Mapping[str, str], arguments: Iterable[str]) -> dict[str, Any]:
+    """The answer of one loader in a process of its own."""
+    command = [pythons.get(name, pythons.get("", sys.executable)), "-m", "benchmarks.peers", name, *arguments]
+    if name in ("evenload", "gather"):
+        command[0] = sys.executable
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"missing": f"no answer within {LIMIT_S:.0f} s"}
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not answers:
+        return {"missing": (done.stderr.strip().splitlines() or ["no answer"])[-1]}
+    found: dict[str, Any] = json.loads(answers[-1])
+    return found
 
 
-def torch_flat(path: Path, workers: int, documents: int) -> Iterator[int]:
-    loader = torch.utils.data.DataLoader(
-        Flat(path), batch_size=documents, shuffle=True, num_workers=workers, collate_fn=np.concatenate
-    )
-    for batch in loader:
-        yield batch.size
-
-
-def stateful(path: Path, workers: int, documents: int) -> Iterator[int]:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    loader = StatefulDataLoader(
-        Flat(path), batch_size=documents, shuffle=True, num_workers=workers, collate_fn=np.concatenate
-    )
-    for batch in loader:
-        yield batch.size
-
-
-def _join_rows(rows: list[dict[str, Any]]) -> np.ndarray:
-    return np.concatenate([row["input_ids"] for row in rows])
-
-
-def hugging_face(path: Path, workers: int, documents: int) -> Iterator[int]:
-    import datasets
-
-    rows = datasets.Dataset.from_file(str(path)) if path.suffix == ".stream" else None
-    if rows is None:
-        rows = datasets.Dataset(pa.ipc.open_file(pa.memory_map(str(path))).read_all())
-    loader = torch.utils.data.DataLoader(
-        rows.with_format("numpy"),
-        batch_size=documents,
-        shuffle=True,
-        num_workers=workers,
-        collate_fn=_join_rows,
-    )
-    for batch in loader:
-        yield batch.size
-
-
-PEERS: dict[str, Callable[[Path, int, int], Iterator[int]]] = {
-    "torch, flat gather": torch_flat,
-    "torchdata stateful": stateful,
-    "datasets map style": hugging_face,
-}
-
-
-def cpu_s() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
-def rate(make: Callable[[], Iterator[int]], limit_s: float) -> dict[str, float]:
-    """Tokens and batches per CPU-second, after the first batch."""
-    gc.collect()
-    batches = make()
-    next(batches)
-    started, cpu, tokens, count = time.perf_counter(), cpu_s(), 0, 0
-    for size in batches:
-        tokens, count = tokens + size, count + 1
-        if time.perf_counter() - started > limit_s:
-            break
-    wall = time.perf_counter() - started
-    del batches  # ends the workers, whose CPU time counts from then on
-    gc.collect()
-    used = max(cpu_s() - cpu, 1e-9)
-    return {"tokens_per_cpu_s": tokens / used, "tokens_per_s": tokens / wall, "batches": count}
-
-
-def packed_batches(paths: dict[str, Path], workers: list[int], rounds: int) -> list[dict[str, Any]]:
-    """All loaders in turns, some rounds; the median of each."""
-    cases: list[tuple[str, str, int, int, Callable[[], Iterator[int]]]] = []
-    for number in workers:
-        for kind, path in paths.items():
-            for documents in (BATCH_DOCUMENTS, 8 * BATCH_DOCUMENTS):
-                make = lambda p=path, w=number, d=documents: ours(p, w, d)
-                cases.append(("evenload", kind, number, documents, make))
-        for name, peer in PEERS.items():
-            make = lambda f=peer, w=number: f(paths["arrow"], w, BATCH_DOCUMENTS)
-            cases.append((name, "arrow", number, BATCH_DOCUMENTS, make))
-    found: dict[int, list[dict[str, float]]] = {}
-    for _ in range(rounds):
-        for index, case in enumerate(cases):
-            try:
-                found.setdefault(index, []).append(rate(case[-1], limit_s=6.0))
-            except ImportError:
-                continue
-    return [
-        {
-            "loader": cases[index][0],
-            "format": cases[index][1],
-            "workers": cases[index][2],
-            "documents_a_step": cases[index][3],
-            **{key: statistics.median(row[key] for row in rows) for key in rows[0]},
+def peers(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All loaders in turns, some rounds: the median of each, and how much more CPU it takes than ours."""
+    pythons = dict(pair.split("=", 1) if "=" in pair else ("", pair) for pair in options.python)
+    missing: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    for name in PEERS:
+        answer = ask(name, pythons, ["--data", str(folder), "--prepare"])
+        versions[name] = answer.get("version", "")
+        if "missing" in answer:
+            missing[name] = answer["missing"]
+            print(f"{name} is left out: {answer['missing']}", file=sys.stderr)
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for _ in range(options.rounds):
+        for workers in options.workers:
+            for name in PEERS:
+                if name in missing or (workers and not PEERS[name].can_work):
+                    continue
+                arguments = [
+                    "--data",
+                    str(folder),
+                    "--workers",
+                    str(workers),
+                    "--seconds",
+                    str(options.seconds),
+                ]
+                answer = ask(name, pythons, [*arguments, "--documents", str(options.batch)])
+                if "missing" in answer:
+                    missing[name] = f"{workers} workers: {answer['missing']}"
+                    print(f"{name} is left out: {missing[name]}", file=sys.stderr)
+                else:
+                    found.setdefault((name, workers), []).append(answer)
+    rows = []
+    for (name, workers), answers in sorted(found.items(), key=lambda item: (item[0][1], item[0][0])):
+        ours = found.get(("evenload", workers), [])
+        ratios = [
+            mine["tokens_per_cpu_s"] / theirs["tokens_per_cpu_s"]
+            for mine, theirs in zip(ours, answers, strict=False)
+        ]
+        middle = {
+            key: statistics.median(row[key] for row in answers) for key in answers[0] if key != "version"
         }
-        for index, rows in found.items()
-        if rows
+        rows.append(
+            {
+                "loader": name,
+                "version": versions[name],
+                "workers": workers,
+                "documents_a_batch": options.batch,
+                "thousand_documents_per_cpu_s": middle["documents_per_cpu_s"] / 1e3,
+                "million_tokens_per_cpu_s": middle["tokens_per_cpu_s"] / 1e6,
+                "thousand_documents_per_s": middle["documents_per_s"] / 1e3,
+                "first_batch_s": middle["first_batch_s"],
+                "times_our_cpu_a_token": statistics.median(ratios) if ratios else 0.0,
+                "missing": "",
+            }
+        )
+    blank = dict.fromkeys(rows[0] if rows else ["loader", "missing"], "")
+    rows += [
+        {**blank, "loader": name, "version": versions[name], "missing": why} for name, why in missing.items()
     ]
+    return rows
 
 
-def unbalanced_over_torch(rounds: int) -> dict[str, Any]:
-    """CPU time of our loader without ``max_tokens`` over torch's, small batches, in turns."""
-    data = torch.utils.data.TensorDataset(torch.arange(200_000))
-    kinds = {"torch": torch.utils.data.DataLoader, "evenload": DataLoader}
-    ratios = []
-    for _ in range(4 * rounds):
-        used = {}
-        for name, kind in kinds.items():
-            loader = kind(data, batch_size=32, shuffle=True)
-            started = time.process_time()
-            for _batch in loader:
-                pass
-            used[name] = time.process_time() - started
-        ratios.append(used["evenload"] / used["torch"])
-    ratios.sort()
-    return {"ratio": statistics.median(ratios), "low": ratios[0], "high": ratios[-1]}
+def draw_peers() -> None:
+    """Tokens a CPU-second of every loader, without workers and with."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in harness.read("loader_peers") if not row["missing"]]
+    names = sorted(
+        {row["loader"] for row in rows},
+        key=lambda name: max(float(r["million_tokens_per_cpu_s"]) for r in rows if r["loader"] == name),
+    )
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    counts = sorted({int(row["workers"]) for row in rows})
+    height = 0.8 / len(counts)
+    for k, workers in enumerate(counts):
+        mine = {
+            r["loader"]: float(r["million_tokens_per_cpu_s"]) for r in rows if int(r["workers"]) == workers
+        }
+        place = [at - height * (k - (len(counts) - 1) / 2) for at, name in enumerate(names) if name in mine]
+        axes.barh(place, [mine[name] for name in names if name in mine], height, label=f"{workers} workers")
+    axes.set_xscale("log")
+    axes.set_xlabel("million tokens / CPU second of all processes")
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_title(
+        "512 shuffled documents a batch; evenload and torch_packed lay out labels and borders", fontsize=9
+    )
+    axes.legend(fontsize=8)
+    harness.FIGURES.mkdir(exist_ok=True, parents=True)
+    figure.savefig(harness.FIGURES / "loader_peers.png", dpi=110)
+
+
+# planning beside reading -----------------------------------------------------------------------
+
+
+def shares(folder: Path) -> list[dict[str, Any]]:
+    """CPU time of planning a step and of reading it, for some sizes of the step, one rank and eight."""
+    source = open_source(str(folder / data.FILE))
+    lengths = source.lengths()
+    sizes = ((1, 512), (1, 4096), (1, 32_768), (8, 512))
+    return [share(source, lengths, ranks, documents) for ranks, documents in sizes]
+
+
+def share(source: Source, lengths: np.ndarray, ranks: int, documents: int) -> dict[str, Any]:
+    """The same for one size: planning alone over whole steps of one rank, planning included."""
+    size = ranks * documents
+    rng = np.random.default_rng(0)
+    tables = [
+        SampleTable.from_lengths(lengths[rng.integers(0, lengths.size, size)])
+        for _ in range(max(4, 20_000 // documents))
+    ]
+    cost, topology = CostModel.generic(), Topology(ranks)
+
+    def plan() -> None:
+        for table in tables:
+            plan_step(table, topology=topology, max_tokens=PACK_TOKENS, cost=cost)
+
+    loader = DataLoader(
+        source, batch_size=documents, shuffle=True, max_tokens=PACK_TOKENS, topology=topology, rank=0
+    )
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+
+    def read() -> None:
+        steps = 0
+        while steps < len(tables):
+            steps += next(batches).last_in_step
+
+    ratio = harness.paired(read, plan, rounds=7)
+    return {
+        "ranks": ranks,
+        "documents_a_rank": documents,
+        "plan_ms": ratio.b_s * 1e3 / len(tables),
+        "step_ms": ratio.a_s * 1e3 / len(tables),
+        "plan_share_of_step": ratio.median,
+        "low": ratio.low,
+        "high": ratio.high,
+    }
+
+
+# torch's mode, states, orders ------------------------------------------------------------------
 
 
 def resume_times(path: Path) -> dict[str, float]:
@@ -271,50 +290,67 @@ def hundred_sources(folder: Path) -> dict[str, float]:
     return {"first_batch_s": first, "descriptors": float(len(os.listdir("/proc/self/fd")))}
 
 
-def show(console: Console, rows: list[dict[str, Any]]) -> None:
-    table = Table("loader", "format", "workers", "documents a step", "M tokens / CPU-s", "M tokens / s")
-    for row in rows:
-        table.add_row(
-            row["loader"],
-            row["format"],
-            str(row["workers"]),
-            str(row["documents_a_step"]),
-            f"{row['tokens_per_cpu_s'] / 1e6:.1f}",
-            f"{row['tokens_per_s'] / 1e6:.1f}",
-        )
-    console.print(table)
+def unbalanced() -> list[dict[str, Any]]:
+    """An epoch of small batches without ``max_tokens``, CPU time over that of torch's own loader."""
+    rows_of = torch.utils.data.TensorDataset(torch.arange(200_000))
+
+    def epoch(kind: Any) -> None:
+        for _ in kind(rows_of, batch_size=32, shuffle=True):
+            pass
+
+    ratio = harness.paired(lambda: epoch(torch.utils.data.DataLoader), lambda: epoch(DataLoader), rounds=11)
+    return [
+        {
+            "torch_s": ratio.a_s,
+            "evenload_s": ratio.b_s,
+            "ratio": ratio.median,
+            "low": ratio.low,
+            "high": ratio.high,
+        }
+    ]
+
+
+def state(folder: Path) -> list[dict[str, Any]]:
+    """Resuming, orders, many sources: one row each."""
+    found = {**resume_times(folder / data.FILE), **order_times(), **hundred_sources(folder)}
+    return [{"what": name, "value": value} for name, value in found.items()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--documents", type=int, default=200_000)
+    parser.add_argument("sections", nargs="*", help=f"some of {', '.join(SECTIONS)}; all by default")
+    parser.add_argument("--documents", type=int, default=200_000, help="documents of the data")
+    parser.add_argument("--batch", type=int, default=BATCH_DOCUMENTS, help="documents of a batch")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="measured in each run, after one to warm up"
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="[NAME=]PATH",
+        help="interpreter of a peer, or of all",
+    )
     options = parser.parse_args()
-    console = Console()
+    if unknown := set(options.sections) - set(SECTIONS):
+        parser.error(f"no section {min(unknown)!r} among {', '.join(SECTIONS)}")
+    sections = options.sections or SECTIONS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths = write_documents(folder, options.documents)
-        rows = packed_batches(paths, options.workers, options.rounds)
-        show(console, rows)
-        report = {
-            "packed": rows,
-            "unbalanced over torch": unbalanced_over_torch(options.rounds),
-            "resume": resume_times(paths["arrow"]),
-            "order": order_times(),
-            "hundred sources": hundred_sources(folder),
-            "python": sys.version.split()[0],
-            "torch": torch.__version__,
-            "cores": os.cpu_count(),
-        }
-    for name, values in report.items():
-        if isinstance(values, dict):
-            console.print(name, {key: round(value, 3) for key, value in values.items()})
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1))
+        data.write(folder, options.documents)
+        if "shares" in sections:
+            harness.publish("loader_shares", shares(folder))
+        if "unbalanced" in sections:
+            harness.publish("loader_unbalanced", unbalanced())
+        if "state" in sections:
+            harness.publish("loader_state", state(folder))
+        if "peers" in sections:
+            harness.publish("loader_peers", peers(folder, options))
+            draw_peers()
 
 
 if __name__ == "__main__":
