@@ -246,13 +246,15 @@ def plot() -> None:
         ]
         axes[2].plot(
             [100 * float(row["position"]) for row in resumed],
-            [float(row["first_batch_s"]) for row in resumed],
+            [float(row["first_batch_cpu_s"]) for row in resumed],
             "o-",
             label=kind,
         )
     axes[0].set(xscale="log", xlabel="sources", ylabel="MiB, after 100 steps", ylim=(0, None))
     axes[1].set(xscale="log", xlabel="samples, in 1,000 files", ylabel="MiB a worker", ylim=(0, None))
-    axes[2].set(xlabel=f"resumed at % of {largest:,} samples", ylabel="s to the first batch", ylim=(0, None))
+    axes[2].set(
+        xlabel=f"resumed at % of {largest:,} samples", ylabel="CPU s to the first batch", ylim=(0, None)
+    )
     axes[0].legend()
     figure.savefig(FIGURES / "sources.png", dpi=120)
 
