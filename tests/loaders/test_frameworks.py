@@ -84,9 +84,7 @@ def test_accelerate_leaves_the_balanced_loader_alone():
 
 def test_skipping_batches_of_the_balanced_loader_is_refused_with_the_way_out():
     accelerate = pytest.importorskip("accelerate")
-    with pytest.raises(
-        RuntimeError, match=r"loader\.load_state_dict\(\) instead of accelerate's skip_first"
-    ):
+    with pytest.raises(RuntimeError, match=r"loader\.load_state_dict\(\) instead of accelerate's skip_first"):
         list(accelerate.skip_first_batches(balanced(), 1))
 
 
