@@ -47,3 +47,8 @@ def cpu_s(processes: Iterable[int]) -> float:
             continue
         total += int(fields[11]) + int(fields[12])
     return total * TICK_S
+
+
+def own_process(actor: object) -> int:
+    """Runs in an actor: which process it is. It stands here so that the actor loads nothing else for it."""
+    return os.getpid()

@@ -24,7 +24,9 @@ IMAGE_TOKENS, LONG_TOKENS = 1024, 16_384
 IMAGES = 12
 """Of a step, beside one long text: as many tokens as it has, about, and all of the decoding."""
 RANKS = 2
-STEPS = 24
+ROWS = 20_000
+WARM_S, MEASURED_S = 30.0, 12.0
+"""Actors start within seconds where CPUs are free, and within half a minute where they are not."""
 DECODE_S = 0.02
 """Of an image, where decoding is played by waiting: then a worker is a CPU of its own."""
 
@@ -39,7 +41,7 @@ class Images(Source):
         self.jpeg = b"" if wait_s is not None else _picture()
 
     def __len__(self) -> int:
-        return IMAGES * STEPS * 4
+        return IMAGES * ROWS
 
     def lengths(self) -> NDArray[np.int64]:
         return np.full(len(self), IMAGE_TOKENS, np.int64)
@@ -73,7 +75,7 @@ class Text(Images):
         super().__init__(wait_s=0.0)
 
     def __len__(self) -> int:
-        return STEPS * 4
+        return ROWS
 
     def lengths(self) -> NDArray[np.int64]:
         return np.full(len(self), LONG_TOKENS, np.int64)
@@ -123,25 +125,30 @@ def steps_of(loader: Any) -> Iterator[int]:
             yield batch.step
 
 
-def throughput(engine: str, cpus: int, *, wait_s: float | None, warm: int) -> dict[str, float]:
+def throughput(engine: str, cpus: int, *, wait_s: float | None) -> dict[str, float]:
     """Images a second when all ranks take every step together, against all CPUs decoding all the time."""
     given = [steps_of(loader) for loader in loaders(engine, cpus // RANKS, wait_s=wait_s)]
+    finished = threading.Event()
     barrier = threading.Barrier(RANKS)
-    took: list[float] = []
+    ends: list[float] = []
 
     def rank(number: int) -> None:
-        for step in itertools.islice(given[number], warm + STEPS):
+        for _ in given[number]:
+            if number == 0:
+                ends.append(time.perf_counter())
+                if ends[-1] - ends[0] > WARM_S + MEASURED_S:
+                    finished.set()
             barrier.wait(120)
-            if number == 0 and step in (warm - 1, warm + STEPS - 1):
-                took.append(time.perf_counter())
+            if finished.is_set():
+                return
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(RANKS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    seconds = took[1] - took[0]
-    rate = IMAGES * STEPS / seconds
+    measured = [end for end in ends if end - ends[0] > WARM_S]
+    rate = IMAGES * (len(measured) - 1) / (measured[-1] - measured[0])
     ideal = cpus / wait_s if wait_s is not None else ideal_rate(cpus)
     return {"images_per_s": rate, "ideal_per_s": ideal, "of_ideal": rate / ideal}
 
@@ -163,17 +170,18 @@ def decode_some(count: int) -> None:
         images.decode()
 
 
-def hidden(step_s: float = 0.05, *, wait_s: float, warm: int) -> dict[str, float]:
+def hidden(step_s: float = 0.05, *, wait_s: float) -> dict[str, float]:
     """How long a rank waits for its batches when a step takes ``step_s``."""
     given = [iter(loader) for loader in loaders("ray", 1, wait_s=wait_s)]
     waits: list[float] = []
-    for number in range(warm + STEPS):
+    begun = time.perf_counter()
+    while (passed := time.perf_counter() - begun) < WARM_S + MEASURED_S:
         time.sleep(step_s)
         for rank in given:
             begin = time.perf_counter()
             while not next(rank).last_in_step:
                 pass
-            if number >= warm:
+            if passed > WARM_S:
                 waits.append(time.perf_counter() - begin)
     return {
         "step_ms": 1e3 * step_s,
@@ -194,10 +202,10 @@ def decode_rows() -> list[dict[str, Any]]:
             if engine == "ray":
                 ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
             try:
-                row = throughput(engine, cpus, wait_s=wait_s, warm=STEPS)
+                row = throughput(engine, cpus, wait_s=wait_s)
                 found.append({"work": kind, "cpus": cpus, "engine": engine, **row})
                 if engine == "ray" and wait_s is not None:
-                    more = hidden(wait_s=wait_s, warm=STEPS)
+                    more = hidden(wait_s=wait_s)
                     found.append({"work": "waited, steps of 50 ms", "cpus": cpus, "engine": "ray", **more})
             finally:
                 ray.shutdown()

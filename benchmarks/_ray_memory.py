@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks._processes import descendants, pss_bytes
+from benchmarks._processes import descendants, own_process, pss_bytes
 from benchmarks._ray_rank import WORKERS
 
 SOURCES = 100
-ROWS, TOKENS = 1000, 1024
-"""Of a source: 4 MB of token ids, in two row groups."""
+ROWS, TOKENS = 2000, 1024
+"""Of a source: 8 MB of token ids in one row group, which is little for a parquet file."""
 STEPS = 8
 CPUS = 2
 
@@ -33,7 +33,7 @@ def write_sources(folder: Path) -> None:
     offsets = np.arange(0, ROWS * TOKENS + 1, TOKENS, dtype=np.int32)
     column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens))
     first = folder / "source-000.parquet"
-    pq.write_table(pa.table({"input_ids": column}), first, row_group_size=ROWS // 2, use_dictionary=False)
+    pq.write_table(pa.table({"input_ids": column}), first, row_group_size=ROWS, use_dictionary=False)
     for number in range(1, SOURCES):
         shutil.copy(first, folder / f"source-{number:03d}.parquet")
 
@@ -58,15 +58,17 @@ def measured(kind: str, folder: str, ranks: int) -> dict[str, Any]:
             plane = sum(map(pss_bytes, workers))
             return _row(len(workers), plane, 0, grown())
     import ray
+    from ray.util import list_named_actors
 
-    from loaders.ray_engine.status import status
+    from loaders.ray_engine.session import NAMESPACE
 
     ray.init("local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         address = ray.get_runtime_context().gcs_address
         with running(kind, folder, ranks, address) as (_, grown):
-            roles = ("readers", "builders", "catalogs")
-            actors = {one["process"] for job in status()["loaders"] for role in roles for one in job[role]}
+            named = [one["name"] for one in list_named_actors(all_namespaces=True)]
+            handles = [ray.get_actor(name, namespace=NAMESPACE) for name in named]
+            actors = set(ray.get([handle.__ray_call__.remote(own_process) for handle in handles]))
             others = set(descendants(os.getpid())) - actors - set(_STARTED)
             plane, rest = (sum(map(pss_bytes, some)) for some in (actors, others))
             return _row(len(actors), plane, rest, grown())

@@ -36,7 +36,7 @@ class Files(torch.utils.data.Dataset[np.ndarray]):
         self.opened: dict[int, Any] = {}
 
     def __len__(self) -> int:
-        return len(self.paths) * 1000
+        return len(self.paths) * 2000
 
     def __getitem__(self, place: tuple[int, int]) -> np.ndarray:
         source, row = place
@@ -56,7 +56,7 @@ class Places(torch.utils.data.Sampler[tuple[int, int]]):
     def __iter__(self) -> Iterator[tuple[int, int]]:
         for number in itertools.count():
             row = number // self.sources * self.ranks + self.rank
-            yield number % self.sources, row % 1000
+            yield number % self.sources, row % 2000
 
 
 def batches(kind: str, folder: Path, rank: int, ranks: int, address: str | None) -> Iterator[Any]:

@@ -22,7 +22,33 @@ def planner() -> None:
     publish("ray_planner", planner_rows())
 
 
-SECTIONS: dict[str, Callable[[], Any]] = {"planner": planner}
+def memory() -> None:
+    """100 sources, 1, 2 and 4 ranks: workers with all files open, or actors that all ranks share."""
+    from benchmarks._ray_memory import memory_rows
+
+    publish("ray_memory", memory_rows())
+
+
+def decode() -> None:
+    """A source that is heavy to decode beside a light one: CPUs that idle, and batches that come in time."""
+    from benchmarks._ray_decode import decode_rows
+
+    publish("ray_decode", decode_rows())
+
+
+def overhead() -> None:
+    """Plain text on one machine: what Ray costs where it is not needed."""
+    from benchmarks._ray_decode import overhead_rows
+
+    publish("ray_overhead", overhead_rows())
+
+
+SECTIONS: dict[str, Callable[[], Any]] = {
+    "planner": planner,
+    "memory": memory,
+    "decode": decode,
+    "overhead": overhead,
+}
 
 
 def main() -> None:
