@@ -101,6 +101,7 @@ def check_plan(
     max_tokens: int | Sequence[int] | Ints,
     cost: Cost | None = None,
     cp_degrees: Sequence[int] | None = None,
+    topology: Topology | None = None,
 ) -> None:
     """Check a plan against the laws that every plan keeps; an independent reading, made to be obvious.
 
@@ -110,6 +111,8 @@ def check_plan(
         max_tokens: tokens that a rank holds, or [R] one number for each rank.
         cost: the model that ``cost_s`` must follow; ``None``: not checked.
         cp_degrees: allowed degrees; ``None``: not checked.
+        topology: with ``cost``, whose speeds and stages ``rank_time_s`` and ``time_s`` must follow; ``None``:
+            not checked.
 
     Raises:
         ValueError: names the first law that is broken, and where.
@@ -122,6 +125,8 @@ def check_plan(
     _check_slots(plan)
     if cost is not None:
         _check_costs(plan, lengths, cost)
+        if topology is not None:
+            _check_times(plan, topology, cost.fixed_nanoseconds(1) * 1e-9)
     if not 0 <= plan.lower_bound_s <= plan.time_s:
         raise _broken(
             "the lower bound is not above the step time",
@@ -217,3 +222,38 @@ def _check_costs(plan: StepPlan, lengths: Ints, cost: Cost) -> None:
                 "cost_s follows the cost model",
                 f"micro-batch {m} says {batches.cost_s[m]} s, the model {expected * 1e-9} s",
             )
+
+
+def _check_times(plan: StepPlan, topology: Topology, idle_s: float) -> None:
+    """Let every rank run its list. Each later stage of a pipeline takes its largest micro-batch once more."""
+    if topology.ranks != plan.ranks:
+        raise _broken("it divides the step over all ranks", f"{plan.ranks} of {topology.ranks}")
+    pace = np.ones(plan.ranks) if topology.speed is None else 1.0 / topology.speed
+    # Paces are counted in 2**-16 parts, which describes the fastest ranks to 2 %.
+    near = 1e-9 if topology.speed is None else 0.02
+    batches, later = plan.micro_batches, topology.pipeline_stages - 1
+    busy, largest, free = np.zeros(plan.ranks), np.zeros(plan.ranks), np.zeros(plan.ranks)
+    slots = np.zeros(plan.num_slots)
+    idle = np.ones((plan.num_slots, plan.ranks), np.bool_)
+    for m in np.argsort(batches.slot, kind="stable").tolist():
+        group = slice(int(batches.first_rank[m]), int(batches.first_rank[m] + batches.cp_degree[m]))
+        slot, took = int(batches.slot[m]), float(batches.cost_s[m] * pace[group].max())
+        busy[group] += took
+        largest[group] = np.maximum(largest[group], took)
+        free[group] = free[group].max() + took
+        slots[slot] = max(slots[slot], took)
+        idle[slot, group] = False
+    if plan.sync == "step":
+        time_s = float((free + later * largest).max())
+    else:
+        slots = np.maximum(slots, (idle * pace * idle_s).max(axis=1, initial=0.0))
+        time_s = float(slots.sum() + later * slots.max(initial=0.0))
+    wrong = np.flatnonzero(np.abs(plan.rank_time_s - busy - later * largest) > 1e-6 + near * busy)
+    if wrong.size:
+        rank = int(wrong[0])
+        raise _broken(
+            "rank_time_s sums the micro-batches of each rank",
+            f"rank {rank} says {plan.rank_time_s[rank]} s, they take {busy[rank] + later * largest[rank]} s",
+        )
+    if abs(plan.time_s - time_s) > 1e-6 + near * time_s:
+        raise _broken("time_s is when the last rank ends", f"it says {plan.time_s} s, that is {time_s} s")
