@@ -25,6 +25,7 @@ RUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "packing": ("packing", "peers"),
         "planner": ("planner", "shapes"),
         "runtime": ("runtime", "--tokens", "8192", "--repeats", "5"),
+        "loader": ("loader",),
         "cluster": ("cluster", "gain", "flexsp"),
         "scaling": ("scaling",),
     }

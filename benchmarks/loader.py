@@ -13,8 +13,8 @@ documents, shuffled. ``evenload`` and ``torch_packed`` lay out token ids, labels
 and borders; all others only put the tokens end to end, which is less work. ``gather`` does so with the rows
 known before: no loader that uses numpy can be faster. Peers come with
 ``pip install -c constraints.txt ".[bench]"``. Not all of them fit into one environment:
-``--python megatron-energon=/path/to/python`` runs one from another. One that is missing or does not run is
-named in the rows.
+``--python megatron-energon=/path/to/python`` (or ``EVENLOAD_PEERS``) runs one from another. One that is missing
+or does not run is named in the rows.
 """
 
 from __future__ import annotations
