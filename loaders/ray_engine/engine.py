@@ -220,7 +220,7 @@ class RayReading(Iterable[Packed | Batch]):
                 if found:
                     built: Built = ray.get(found[0], timeout=POLL_S) if order.shared else found
                     return built
-                self.plane.prepare(order.builder)
+                ray.get(self.plane.prepare(order.builder), timeout=POLL_S)
                 self._ask_again(order, others)
                 continue
             except GetTimeoutError as error:

@@ -113,12 +113,12 @@ class Plane:
     def __init__(self, actors: Actors, reader: Reader) -> None:
         self.actors = actors
         self.reader = reader
-        self._blob = pickled(reader)
-        self.name = data_name(self._blob)
+        self.name = data_name(reader)
 
-    def prepare(self, builder: str) -> None:
-        """Tell a builder what to build."""
-        self.actors.get(builder).prepare.remote(self.name, self._blob, self.actors.readers)
+    def prepare(self, builder: str) -> Any:
+        """Tell a builder what to build; gives a reference that is there when it knows."""
+        told = pickled(self.reader)  # not kept: data may lie in it
+        return self.actors.get(builder).prepare.remote(self.name, told, self.actors.readers)
 
     def route(self, table: Table) -> None:
         """Tell all builders which readers read which source."""

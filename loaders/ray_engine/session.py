@@ -85,8 +85,18 @@ def data_name(description: Any) -> str:
 
 
 def pickled(value: Any) -> NDArray[np.uint8]:
-    """A value in bytes, functions and classes of the main program included."""
-    return np.frombuffer(ray.cloudpickle.dumps(value), np.uint8)
+    """A value in bytes, functions and classes of the main program included.
+
+    Raises:
+        TypeError: it cannot be sent to another process.
+    """
+    try:
+        return np.frombuffer(ray.cloudpickle.dumps(value), np.uint8)
+    except Exception as error:
+        raise TypeError(
+            f'with engine="ray", data and collate_fn go to other processes, so they must be picklable: '
+            f"{type(error).__name__}: {error}. Let them hold paths instead of open files, locks or handles."
+        ) from error
 
 
 def _start() -> None:

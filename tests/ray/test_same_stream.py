@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 pytest.importorskip("ray", reason="ray is not installed")
 
 from loaders import DataLoader, Mixture, open_source
+from tests.loaders.arrays import ArraySource
 from tests.media.test_loader import album, plain
 from tests.ray.streams import OPTIONS, check_equal, loader_of, mixture
 
@@ -118,6 +121,13 @@ def test_errors_of_the_data_come_as_they_are(address):
         list(on_ray(address, mixture(), 0, **changes))
     with pytest.raises(ValueError, match="too long"):
         on_ray(address, mixture(), 0, oversize="error", cp_degrees=(1,))
+
+
+def test_data_that_cannot_be_sent_are_refused(address):
+    source = ArraySource([5] * 8)
+    source.lock = threading.Lock()
+    with pytest.raises(TypeError, match="must be picklable"):
+        on_ray(address, source, 0)
 
 
 def test_what_has_no_effect_is_refused():
