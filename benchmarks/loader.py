@@ -13,8 +13,8 @@ documents, shuffled. ``evenload`` and ``torch_packed`` lay out token ids, labels
 and borders; all others only put the tokens end to end, which is less work. ``gather`` does so with the rows
 known before: no loader that uses numpy can be faster. Peers come with
 ``pip install -c constraints.txt ".[bench]"``. Not all of them fit into one environment:
-``--python megatron-energon=/path/to/python`` (or ``EVENLOAD_PEERS``) runs one from another. One that is missing
-or does not run is named in the rows.
+``--python megatron-energon=/path/to/python`` (or ``EVENLOAD_PEERS``) runs one from another. One that is
+missing or does not run is named in the rows.
 """
 
 from __future__ import annotations
@@ -331,9 +331,9 @@ def main() -> None:
     parser.add_argument(
         "--python",
         action="append",
-        default=[],
+        default=os.environ.get("EVENLOAD_PEERS", "").split(),
         metavar="[NAME=]PATH",
-        help="interpreter of a peer, or of all",
+        help="interpreter of a peer, or of all; also from EVENLOAD_PEERS, with blanks between",
     )
     options = parser.parse_args()
     if unknown := set(options.sections) - set(SECTIONS):
