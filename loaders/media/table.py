@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -111,7 +112,7 @@ def save_table(table: MediaTable, path: str, fingerprint: str) -> None:
     held: dict[str, Any] = {field.name: getattr(table, field.name) for field in fields(table)}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.{id(table)}.tmp.npz")
+    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp.npz")
     np.savez(partial, fingerprint=np.array(fingerprint), **held)
     partial.replace(target)
 

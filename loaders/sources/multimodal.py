@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from loaders.media.scan import column_of, media_of, scan_media
 from loaders.media.table import MediaTable, load_table, save_table
 from loaders.slate import note
 from loaders.sources.base import Blocks, Rows, Source
+from loaders.sources.once import once
 
 
 class MultimodalSource(Source):
@@ -65,14 +67,22 @@ class MultimodalSource(Source):
     def table(self) -> MediaTable:
         """What is known of the media; found once, by one pass over all rows."""
         if self._table is None:
-            print_of_all = self.fingerprint()
-            table = None if self.cache is None else load_table(self.cache, print_of_all)
-            if table is None:
-                table = scan_media(self.source, self.rules, self.quarantine, threads=self.threads)
-                if self.cache is not None:
-                    save_table(table, self.cache, print_of_all)
-            self._table = table
+            if self.cache is None:
+                self._table = self._scan_media()
+            else:
+                self._table = self._kept_table(self.cache, self.fingerprint())
         return self._table
+
+    def _scan_media(self) -> MediaTable:
+        return scan_media(self.source, self.rules, self.quarantine, threads=self.threads)
+
+    def _kept_table(self, cache: str, print_of_all: str) -> MediaTable:
+        def make() -> MediaTable:
+            table = self._scan_media()
+            save_table(table, cache, print_of_all)
+            return table
+
+        return once(Path(cache), f"media of {self.name}", lambda: load_table(cache, print_of_all), make)
 
     def lengths(self) -> NDArray[np.int64]:
         """[S] Tokens of each row, media included; 0 for empty, rejected and dropped rows."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from loaders.sources.files import DataFile
 from loaders.sources.layout import Layout
+from loaders.sources.once import once, progress
 from loaders.sources.scan import Reject, Scan
 
 logger = logging.getLogger(__name__)
@@ -72,20 +73,28 @@ def _kept(
         return find()
     parts = "|".join([identity, *(file.path for file in files)])
     path = folder / kind / f"{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}.npz"
-    stamps = [file.stamp() for file in files] if path.exists() else []
-    with contextlib.suppress(*UNREADABLE), np.load(path) as arrays:
-        told = json.loads(str(arrays["told"]))
-        if told["version"] == VERSION and told["stamps"] == stamps:
-            return load(arrays, told)
-    begin = time.monotonic()
-    stamps = [file.stamp() for file in files]  # as they were before, should one change meanwhile
-    result = find()
-    if time.monotonic() - begin >= WORTH_KEEPING_S:
-        arrays, told = save(result)
-        with contextlib.suppress(OSError):
-            _write(path, arrays, {"version": VERSION, "stamps": stamps, **told})
-            logger.info("%s kept in %s", kind, path)
-    return result
+
+    def look() -> Result | None:
+        stamps = [file.stamp() for file in files] if path.exists() else []
+        with contextlib.suppress(*UNREADABLE), np.load(path) as arrays:
+            told = json.loads(str(arrays["told"]))
+            if told["version"] == VERSION and told["stamps"] == stamps:
+                return load(arrays, told)
+        return None
+
+    def make() -> Result:
+        begin = time.monotonic()
+        stamps = [file.stamp() for file in files]  # as they were before, should one change meanwhile
+        result = find()
+        if time.monotonic() - begin >= WORTH_KEEPING_S:
+            arrays, told = save(result)
+            with contextlib.suppress(OSError):
+                _write(path, arrays, {"version": VERSION, "stamps": stamps, **told})
+                logger.info("%s kept in %s", kind, path)
+        return result
+
+    others = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return once(path, f"{kind} of {files[0].path}{others}", look, make)
 
 
 def _from_scan(scan: Scan) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -173,6 +182,7 @@ def _ahead(
 
 
 def _shown(results: Iterable[Result], total: int, description: str) -> Iterator[Result]:
+    results = _counted(results, total)
     if not sys.stderr.isatty():
         yield from results
         return
@@ -180,16 +190,22 @@ def _shown(results: Iterable[Result], total: int, description: str) -> Iterator[
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar = progress.add_task("", total=total)
+    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = bars.add_task("", total=total)
     begin, started = time.monotonic(), False
     try:
         for result in results:
-            progress.advance(bar)
+            bars.advance(bar)
             if not started and time.monotonic() - begin > SHOWN_AFTER_S:
-                progress.start()
+                bars.start()
                 started = True
             yield result
     finally:
         if started:
-            progress.stop()
+            bars.stop()
+
+
+def _counted(results: Iterable[Result], total: int) -> Iterator[Result]:
+    for done, result in enumerate(results, start=1):
+        progress(done, total)
+        yield result

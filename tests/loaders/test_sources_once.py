@@ -1,0 +1,268 @@
+"""Long preparation is done once for all processes that share a folder, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loaders.sources import once as once_module
+from loaders.sources.once import once, progress
+from loaders.sources.open import open_source
+from tests.support.ranks import run_ranks, run_ranks_anyway
+
+ROWS = [[1] * (1 + row % 7) for row in range(100)]
+
+
+class Kept:
+    """A result in a file, how often it was made, and how long that takes."""
+
+    def __init__(self, folder: Path, takes_s: float = 0.0, error: Exception | None = None) -> None:
+        self.place = folder / "result"
+        self.takes_s = takes_s
+        self.error = error
+        self.made = 0
+        self.keeps = True
+        self.began = threading.Event()
+
+    def look(self) -> str | None:
+        return self.place.read_text() if self.place.exists() else None
+
+    def make(self) -> str:
+        self.made += 1
+        self.began.set()
+        progress(3, 8)
+        time.sleep(self.takes_s)
+        if self.error is not None:
+            raise self.error
+        if self.keeps:
+            partial = self.place.with_name(f"part{threading.get_ident()}")
+            partial.write_text("made")
+            partial.replace(self.place)
+        return "made"
+
+    def get(self) -> str:
+        return once(self.place, "lengths of data", self.look, self.make)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_many_at_once_make_it_once_and_leave_nothing_but_the_result(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, takes_s=0.3)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: kept.get(), range(8))) == ["made"] * 8
+    assert kept.made == 1
+    assert names(tmp_path) == ["result"]
+    assert kept.get() == "made"
+
+
+def test_what_is_not_kept_is_made_by_each_at_the_same_time(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, takes_s=0.3)
+    kept.keeps = False
+    begin = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: kept.get(), range(8))) == ["made"] * 8
+    assert kept.made == 8
+    assert time.monotonic() - begin < 8 * 0.3
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_work_to_each(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    kept = Kept(tmp_path / "file")
+    kept.keeps = False
+    assert [kept.get(), kept.get()] == ["made", "made"]
+
+
+@pytest.mark.parametrize("error", [ValueError("a.jsonl, line 7: no object"), KeyError("text")])
+def test_those_who_wait_raise_the_makers_error(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once_module, "SHORT_S", 0.1)
+    kept = Kept(tmp_path, takes_s=0.5, error=error)
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(kept.get) for _ in range(4)]
+    found = [future.exception() for future in futures]
+    assert kept.made == 1
+    assert sum(one is error for one in found) == 1
+    told = [one for one in found if one is not error]
+    assert {type(one) for one in told} == {ValueError if isinstance(error, ValueError) else RuntimeError}
+    for one in told:
+        assert str(error) in str(one)
+        assert f"found by process {os.getpid()} on" in str(one)
+    kept.error = None  # an earlier failure is not held against a later attempt
+    assert kept.get() == "made"
+    assert names(tmp_path) == ["result"]
+
+
+def left_behind(place: Path, **record: Any) -> None:
+    (place.parent / f"{place.name}.0.lock").write_text(json.dumps({"token": "x", "pid": 7, **record}))
+
+
+def test_an_owner_on_another_machine_that_falls_silent_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(once_module, "LIMIT_S", 0.5)
+    kept = Kept(tmp_path)
+    left_behind(kept.place, host="far", here="another machine", beat=1)
+    begin = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: kept.get(), range(4))) == ["made"] * 4
+    assert time.monotonic() - begin >= 0.5
+    assert kept.made == 1
+    assert names(tmp_path) == ["result"]
+    assert "process 7 on far has died" in caplog.text
+
+
+def test_an_owner_that_still_speaks_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once_module, "LIMIT_S", 0.6)
+    monkeypatch.setattr(once_module, "BEAT_S", 0.05)
+    kept = Kept(tmp_path, takes_s=2.0)
+    monkeypatch.setattr(once_module, "_is_gone", lambda record: False)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda _: kept.get(), range(3))) == ["made"] * 3
+    assert kept.made == 1
+
+
+def test_a_dead_owner_on_this_machine_is_known_at_once(tmp_path: Path) -> None:
+    here = once_module._here()
+    if not here:
+        pytest.skip("this system does not tell which processes live")
+    kept = Kept(tmp_path)
+    left_behind(kept.place, host="here", here=here, started="1")
+    begin = time.monotonic()
+    assert kept.get() == "made"
+    assert time.monotonic() - begin < once_module.LIMIT_S / 2
+    assert names(tmp_path) == ["result"]
+
+
+def test_waiting_is_told_with_who_is_at_work_and_how_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(once_module, "TOLD_S", (0.3, 60.0))
+    monkeypatch.setattr(once_module, "BEAT_S", 0.05)
+    kept = Kept(tmp_path, takes_s=1.5)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(kept.get)
+        kept.began.wait()
+        second = pool.submit(kept.get)
+        assert first.result() == second.result() == "made"
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert told[0].startswith(
+        f"lengths of data: process {os.getpid()} has waited 0 s for process {os.getpid()}"
+    )
+    assert "3 of 8 done" in told[0]
+
+
+# ------------------------------------------------------------------------------------------------ U21
+
+
+def lengths_of(
+    rank: int, data: str, folders: list[str], log: str, prepare_s: float, dies: bool = False
+) -> tuple[int, float]:
+    """Rank by rank: find lengths, which takes long, then meet the others in a collective."""
+    import torch
+    import torch.distributed as dist
+
+    from loaders.sources.parquet import ParquetSource
+
+    scan = ParquetSource._scan_tokens
+
+    def slow(self: ParquetSource) -> Any:
+        with open(log, "a") as file:
+            file.write(f"{rank} {folders[rank]}\n")
+        if dies and rank == 0:
+            time.sleep(prepare_s / 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(prepare_s)
+        return scan(self)
+
+    ParquetSource._scan_tokens = slow
+    if dies and rank:
+        time.sleep(1.0)  # so that rank 0 is the one that prepares
+    begin = time.monotonic()
+    lengths = open_source(data, cache=folders[rank]).lengths()
+    waited_s = time.monotonic() - begin
+    if not dies:
+        total = torch.tensor([int(lengths.sum())])
+        dist.all_reduce(total)
+        assert total.item() == dist.get_world_size() * sum(map(len, ROWS))
+    return int(lengths.sum()), waited_s
+
+
+class Watch:
+    """Loads every file that appears under a folder, over and over, as another process may do at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loads = 0
+        self.errors: list[Exception] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(folder,))
+
+    def _run(self, folder: Path) -> None:
+        while not self._stop.wait(0.001):
+            for path in folder.rglob("*.npz"):
+                try:
+                    with np.load(path) as arrays:
+                        self.loads += len([arrays[name] for name in arrays])
+                except Exception as error:
+                    self.errors.append(error)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def write_rows(path: Path) -> str:
+    pq.write_table(pa.table({"input_ids": pa.array(ROWS, pa.list_(pa.int32()))}), path, row_group_size=10)
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False], ids=["one folder", "a folder for each node"])
+def test_u21_preparation_beyond_the_timeout_of_collectives_is_done_once_a_folder(
+    shared: bool, tmp_path: Path
+) -> None:
+    """Two nodes of two ranks; 6 s of work, and collectives that give up after 2 s of waiting."""
+    data, log = write_rows(tmp_path / "a.parquet"), tmp_path / "log"
+    folders = [str(tmp_path / "cache" / ("all" if shared else f"node{rank // 2}")) for rank in range(4)]
+    with Watch(tmp_path / "cache") as watch:
+        found = run_ranks(lengths_of, 4, data, folders, str(log), 6.0, group_timeout_s=2.0)
+    assert [total for total, _ in found] == [sum(map(len, ROWS))] * 4
+    prepared = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
+    assert sorted(prepared) == sorted(set(folders))  # once for each folder
+    assert max(waited for _, waited in found) < 2 * 6.0
+    assert watch.errors == []
+    assert watch.loads > 0
+    assert {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()} == {".npz"}
+
+
+@pytest.mark.slow
+def test_u21_another_takes_over_from_a_preparing_rank_that_is_killed(tmp_path: Path) -> None:
+    data, log = write_rows(tmp_path / "a.parquet"), tmp_path / "log"
+    folders = [str(tmp_path / "cache")] * 4
+    outcomes = run_ranks_anyway(lengths_of, 4, data, folders, str(log), 6.0, True)
+    assert outcomes[0].exitcode == -signal.SIGKILL
+    assert [outcome.value[0] for outcome in outcomes[1:]] == [sum(map(len, ROWS))] * 3
+    prepared = [int(line.split()[0]) for line in log.read_text().splitlines()]
+    assert len(prepared) == 2  # the dead one, and one of the others
+    assert prepared[0] == 0
+    # what it had left to do, and less than its silence would have had to last on another machine
+    assert max(outcome.value[1] for outcome in outcomes[1:]) < 3.0 + 6.0 + once_module.LIMIT_S / 2
