@@ -56,7 +56,7 @@ from loaders.memory import Memory
 from loaders.metrics import Metrics
 from loaders.opening import open_order
 from loaders.ray_engine import open_engine
-from loaders.ray_engine.demand import coming_tokens
+from loaders.ray_engine.demand import apart, coming_tokens
 from loaders.reader import CollateFn, Reader
 from loaders.reading import Noted, ReadingLoader
 from loaders.rehearsal import HeavyBatch, heaviest, rehearsed
@@ -460,11 +460,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         def reading(queue: ShareQueue) -> Iterable[Any]:
             if ray_data is not None:
+                foreseen = apart(steps)
                 return ray_data.reading(
                     reader,
                     queue,
                     rank=self.rank,
-                    coming=lambda: coming_tokens(steps, self._required().cursor),
+                    coming=lambda: coming_tokens(foreseen, self._required().cursor),
                     ahead=num_workers * (prefetch_factor or 2) or 4,
                     has_peers=has_peers(self.topology),
                     pin_memory=pin_memory and torch.cuda.is_available(),

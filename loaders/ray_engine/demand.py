@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,11 @@ LOOKED_AT = 4
 """Steps that are looked at, at each of two places."""
 FAR = 32
 """Steps until the second place: a reader takes some seconds to start."""
+
+
+def apart(steps: Steps) -> Steps:
+    """The same steps with an order of their own: one thread plans with an order, and keeps what it found."""
+    return replace(steps, order=copy.deepcopy(steps.order))
 
 
 def coming_tokens(steps: Steps, cursor: Cursor) -> NDArray[np.float64]:

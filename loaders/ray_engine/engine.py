@@ -160,7 +160,7 @@ class RayReading(Iterable[Packed | Batch]):
         more = True
         while True:
             if self.scaler is not None:
-                self.scaler.look()
+                self.scaler.beat()
             while more and self._has_room(waiting):
                 share = next(shares, None)
                 if share is None:
@@ -202,6 +202,7 @@ class RayReading(Iterable[Packed | Batch]):
     def _taken(self, order: Order, others: Iterable[Order]) -> Built:
         """What was asked for, asked again as often as it is lost."""
         began, begun_s = time.perf_counter(), time.time()
+        self.engine.watch.check()  # actors go on without a head for a while, and then Ray ends this process
         built = self._got(order, others)
         waited = time.perf_counter() - began
         self.profile.add(built.read_tokens, built.read_s, built.read_bytes)

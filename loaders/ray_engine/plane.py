@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -37,6 +38,7 @@ class Actors:
         self.job = job
         self.node = this_node()
         self._handles: dict[str, Any] = {}
+        self._lock = threading.Lock()
 
     @property
     def keeper(self) -> str:
@@ -54,9 +56,11 @@ class Actors:
 
     def get(self, name: str) -> Any:
         """The actor of this name, started where there is none."""
-        if name not in self._handles:
-            self._handles[name] = self._started(name)
-        return self._handles[name]
+        handle = self._handles.get(name)
+        if handle is None:
+            with self._lock:  # of two handles that start an actor, dropping the first would end it
+                handle = self._handles.get(name) or self._handles.setdefault(name, self._started(name))
+        return handle
 
     def builders(self) -> Iterator[Any]:
         """All that there are, those of other ranks too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -49,15 +50,28 @@ class Scaler:
     _too_many: int = 0
     _surplus: list[str] = field(default_factory=list)
     _first: bool = True
+    _looking: threading.Thread | None = None
     _asked: list[Any] = field(default_factory=list)
 
-    def look(self) -> None:
-        """Change the readers if it is time and they do not fit the work."""
+    def beat(self) -> None:
+        """Look if it is time to, beside training, which must not wait for the cluster's head."""
+        due = self._first or (time.monotonic() - self._looked >= LOOK_S and self.steps > 0)
+        if due and (self._looking is None or not self._looking.is_alive()):
+            coming = self.coming()  # here, since orders are not made for several threads
+            self._looking = threading.Thread(target=self._try, args=(coming,), daemon=True)
+            self._looking.start()
+
+    def _try(self, coming: NDArray[np.float64]) -> None:
+        try:
+            self.look(coming)
+        except Exception:  # training goes on with the readers there are
+            logger.warning("the number of readers could not be looked after", exc_info=True)
+
+    def look(self, coming: NDArray[np.float64]) -> None:
+        """Change the readers if they do not fit the tokens of each source, [n], that a coming step needs."""
         now = time.monotonic()
-        if not self._first and (now - self._looked < LOOK_S or not self.steps):
-            return
         self._learn()
-        load = self.profile.load_s(self.coming())
+        load = self.profile.load_s(coming)
         # one more than there are CPUs: the reader of light sources is idle most of the time
         most = max(1, int(ray.cluster_resources().get("CPU", 1))) + 1
         if self._first:  # nothing is known of the pace, but media and text are not read by one process

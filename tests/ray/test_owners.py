@@ -83,7 +83,7 @@ def lives(process):
 
 
 def name_of(process):
-    return (Path("/proc") / str(process) / "cmdline").read_text()
+    return (Path("/proc") / str(process) / "cmdline").read_text().replace("\0", " ")
 
 
 LEFT = []
@@ -195,6 +195,13 @@ def test_a_full_object_store_is_told():
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=180, check=True)
     assert "told: step 0: Ray's object store on this node is full" in done.stdout
     assert "--object-store-memory" in done.stdout
+
+
+def test_a_lost_head_is_told_before_ray_ends_the_process():
+    command = [sys.executable, "-m", "tests.ray.head_main"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=180, check=True)
+    assert "told: the head of the Ray cluster has not answered for" in done.stdout
+    assert 'engine="local"' in done.stdout
 
 
 def test_ray_ends_its_agents_too():
