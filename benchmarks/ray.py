@@ -3,7 +3,8 @@
     python -m benchmarks ray [SECTION ...]        all without one
 
 ``planner`` needs no Ray and plays all ranks in one process. The others start a cluster of this machine's
-CPUs. Each section prints its rows and writes them to ``benchmarks/results/ray_<section>.csv``.
+CPUs. Each section prints its rows and writes them to ``benchmarks/results/ray_<section>.csv``; ``figure``
+draws what has been measured.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness import publish
+from benchmarks.harness import FIGURES, publish, read
 
 
 def planner() -> None:
@@ -43,11 +44,57 @@ def overhead() -> None:
     publish("ray_overhead", overhead_rows())
 
 
+def figure() -> None:
+    """Memory by ranks, share of the ideal throughput, steps planned a second."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    drawn, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    rows = read("ray_memory")
+    ranks = sorted({int(row["ranks"]) for row in rows})
+    kinds = list(dict.fromkeys(row["loader"] for row in rows))
+    parts = {
+        "workers_or_actors_MB": "workers or actors",
+        "in_ranks_MB": "in ranks",
+        "rays_own_MB": "Ray itself",
+    }
+    for at, kind in enumerate(kinds):
+        places = [number + (at - 1) * 0.27 for number in range(len(ranks))]
+        mine = {int(row["ranks"]): row for row in rows if row["loader"] == kind}
+        below = [0.0] * len(ranks)
+        for shade, (key, label) in enumerate(parts.items()):
+            sizes = [max(float(mine[number][key]), 0.0) / 1e3 for number in ranks]
+            left.bar(places, sizes, 0.25, bottom=below, color=f"C{at}", alpha=1 - 0.3 * shade,
+                     label=f"{kind}: {label}" if sum(sizes) else None)  # fmt: skip
+            below = [under + size for under, size in zip(below, sizes, strict=True)]
+    left.set_xticks(range(len(ranks)), [f"{number} ranks" for number in ranks])
+    left.set(title="memory of the data plane, 100 sources", ylabel="GB (PSS)")
+    left.legend(fontsize=7)
+    rows = [row for row in read("ray_decode") if row.get("of_ideal")]
+    labels = [f"{row['engine']}\n{row['work']},\n{row['cpus']} CPUs" for row in rows]
+    colors = ["C2" if row["engine"] == "ray" else "C1" for row in rows]
+    middle.bar(labels, [float(row["of_ideal"]) for row in rows], color=colors)
+    middle.axhline(1.0, color="grey", linewidth=0.8)
+    middle.set(title="throughput over all CPUs busy decoding")
+    middle.tick_params(axis="x", labelsize=7)
+    rows = read("ray_planner")
+    right.plot(
+        [int(row["samples a rank"]) for row in rows], [float(row["steps_per_cpu_s"]) for row in rows], "o-"
+    )
+    right.axhline(20.0, color="grey", linewidth=0.8)
+    right.set(xscale="log", yscale="log", xlabel="samples a rank and step", ylabel="steps a CPU second")
+    right.set(title=f"planning for {rows[0]['ranks']} ranks, {rows[0]['sources']} sources")
+    drawn.savefig(FIGURES / "ray.png", dpi=130)
+
+
 SECTIONS: dict[str, Callable[[], Any]] = {
     "planner": planner,
     "memory": memory,
     "decode": decode,
     "overhead": overhead,
+    "figure": figure,
 }
 
 
