@@ -11,6 +11,7 @@ import torch.distributed as dist
 from balancer.topology import Topology
 
 from .agreement import device_of
+from .members import member_group
 from .peers import RingGroup
 from .protocol import RunnableBatch
 from .world import data_peers
@@ -136,7 +137,7 @@ class ContextGroups:
 
     def _new_group(self, members: Sequence[int]) -> Any:
         # only members call: ranks of one group have its smaller groups in common or none, so orders agree
-        group = dist.new_group(list(members), use_local_synchronization=True)
+        group = member_group("context", members)
         self._made.append(group)
         return group
 

@@ -7,10 +7,8 @@ where training runs on NCCL. Every member calls the same methods in the same ord
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,10 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from .agreement import device_of
+from .members import default_store, fresh_name, timeout
 
 PATIENCE_S = 5.0
 """How long ranks that lost one wait for each other's word, so that whoever stays silent can be named."""
-
-_made: Counter[tuple[int, ...]] = Counter()
 
 
 class HostGroup:
@@ -42,14 +38,11 @@ class HostGroup:
         self.rank = 0
         if self.size == 1:
             return
-        _made[self.ranks] += 1
         self.rank = self.ranks.index(dist.get_rank())
-        self._name = f"evenload/host/{'-'.join(map(str, self.ranks))}/{_made[self.ranks]}"
-        store = dist.distributed_c10d.PrefixStore(self._name, dist.distributed_c10d._get_default_store())
-        # not by dist.new_group: all processes of the job would have to call it, or, synchronised among the
-        # members alone, all members would have to be in equally many groups already
+        self._name = fresh_name("host", self.ranks)
+        store = dist.distributed_c10d.PrefixStore(self._name, default_store())
         with self._answered():
-            self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=_timeout())
+            self._group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=timeout())
 
     def gather_ints(self, values: Sequence[int]) -> NDArray[np.int64]:
         """[size, n] Every member's ``values``, equally many on each."""
@@ -149,7 +142,7 @@ class HostGroup:
     def _silent(self) -> list[int]:
         """Data ranks that do not say within `PATIENCE_S` that they noticed a failure; none if unknown."""
         with suppress(Exception):  # the store may have gone with its process
-            store: Any = dist.distributed_c10d._get_default_store()
+            store = default_store()
             store.set(f"{self._name}/{self.rank}", "1")
             keys = [f"{self._name}/{rank}" for rank in range(self.size)]
             deadline = time.monotonic() + PATIENCE_S
@@ -164,13 +157,3 @@ def _tensor(data: bytes) -> torch.Tensor:
     if not data:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _timeout() -> timedelta:
-    """The default group's own, as far as torch tells it."""
-    with suppress(AttributeError, RuntimeError):
-        world: Any = dist.group.WORLD
-        found = world._get_backend(device_of()).options._timeout
-        if isinstance(found, timedelta):
-            return found
-    return dist.default_pg_timeout
