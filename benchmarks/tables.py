@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import RESULTS, read
+from benchmarks.harness import read
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -100,6 +100,11 @@ wall time, with 95 % intervals:
 """
 RUNTIME_NOTE = """
 Attention shared by two CPU ranks, over half of one rank's time plus the time to move the bytes alone:
+"""
+LOADER_NOTE = """
+200,000 log-normal documents, 512 a batch, shuffled. evenload and torch_packed lay out token ids, labels,
+positions, document numbers and borders; all others only put the tokens end to end, which is less work.
+gather does that with the rows known before: no loader that uses numpy can be faster.
 """
 HEAD = """
 `python -m benchmarks all` measures what stands here and writes this page; `python -m benchmarks NAME` runs
@@ -233,6 +238,132 @@ def runtime_section() -> str:
     return paragraphs(RUNTIME_NOTE, markdown(heads, body, left=3), measured_on(rows))
 
 
+def loader_section() -> str:
+    rows = read("loader_peers")
+    measured = [row for row in rows if not row["missing"]]
+    names = list(dict.fromkeys(row["loader"] for row in measured))
+
+    def cells(name: str) -> list[str]:
+        found = {row["workers"]: row for row in measured if row["loader"] == name}
+        version = next(iter(found.values()))["version"]
+        columns = ("million_tokens_per_cpu_s", "thousand_documents_per_cpu_s")
+        numbers = [
+            f"{float(found[workers][column]):,.1f}" if workers in found else ""
+            for workers in ("0", "2")
+            for column in columns
+        ]
+        return [f"{name} {version}".strip(), *numbers]
+
+    heads = ["loader", "M tokens / CPU-s", "k documents / CPU-s", "2 workers: M tokens", "k documents"]
+    missing = [f"{row['loader']} ({row['missing']})" for row in rows if row["missing"]]
+    torch_mode = read("loader_unbalanced")[0]
+    shares = (
+        [
+            f"{int(row['documents_a_rank']):,}",
+            row["ranks"],
+            f"{float(row['plan_ms']):.2f} ms",
+            f"{float(row['plan_share_of_step']):.1%}",
+        ]
+        for row in read("loader_shares")
+    )
+    fastest = sorted(names, key=lambda name: -_best(measured, name))
+    return paragraphs(
+        LOADER_NOTE,
+        markdown(heads, map(cells, fastest)),
+        f"Not measured: {'; '.join(missing)}." if missing else "",
+        "![Loaders](images/loader_peers.png)",
+        f"Without `max_tokens` the CPU time is {float(torch_mode['ratio']):.3f} of torch's own loader's "
+        f"({float(torch_mode['low']):.3f} to {float(torch_mode['high']):.3f}). Planning, as a share of the "
+        "whole step of one process:",
+        markdown(["documents a rank and step", "ranks", "planning", "share of the step"], shares, left=0),
+        measured_on(measured),
+    )
+
+
+def _best(rows: Rows, name: str) -> float:
+    return max(float(row["million_tokens_per_cpu_s"]) for row in rows if row["loader"] == name)
+
+
+def sources_section() -> str:
+    many = (
+        [
+            row["format"],
+            f"{int(row['sources']):,}",
+            f"{float(row['first_batch_s']):.2f} s",
+            f"{float(row['mib_a_source']):.2f}",
+            row["descriptors"],
+        ]
+        for row in read("sources_many")
+    )
+    samples = (
+        [
+            row["format"],
+            f"{int(row['samples']):,} in {int(row['files']):,} files",
+            row["cache"],
+            row["workers"],
+            f"{float(row['position']):.0%}",
+            f"{float(row['first_batch_s']):.2f} s",
+        ]
+        for row in read("sources_samples")
+    )
+    return paragraphs(
+        markdown(["format", "sources", "first batch", "MiB a further source", "descriptors"], many),
+        markdown(["format", "samples", "length cache", "workers", "resumed at", "first batch"], samples),
+        "![Sources](images/sources.png)",
+        measured_on(read("sources_many")),
+    )
+
+
+def ray_section() -> str:
+    memory = (
+        [
+            row["loader"],
+            row["ranks"],
+            row["processes"],
+            f"{float(row['workers_or_actors_MB']):,.0f}",
+            f"{float(row['rays_own_MB']):,.0f}",
+            f"{float(row['total_MB']):,.0f}",
+        ]
+        for row in read("ray_memory")
+    )
+    planning = (
+        [
+            f"{int(row['ranks']):,}",
+            row["sources"],
+            row["samples a rank"],
+            f"{float(row['steps_per_cpu_s']):.1f}",
+            f"{float(row['wire_over_payload']):.2f}",
+        ]
+        for row in read("ray_planner")
+    )
+    decoding = (
+        [
+            row["work"],
+            row["engine"],
+            row["cpus"],
+            f"{float(row['of_ideal']):.0%}" if row.get("of_ideal") else "",
+            f"{float(row['wait_p50_ms']):.1f} ms" if row.get("wait_p50_ms") else "",
+        ]
+        for row in read("ray_decode")
+    )
+    cost = (
+        [row["engine"], f"{float(row['cpu_s_per_Mtoken']):.4f} s", f"{float(row['cpu_over_local']):.1f}x"]
+        for row in read("ray_overhead")
+    )
+    return paragraphs(
+        "Memory of the data plane (PSS, MB), 100 sources:",
+        markdown(["loader", "ranks", "processes", "workers or actors", "Ray's own", "total"], memory),
+        "Planning from metadata alone, and bytes over the wire beside the payload's:",
+        markdown(["ranks", "sources", "samples a rank", "steps / CPU-s", "wire / payload"], planning, left=0),
+        "A source that is heavy to decode beside a light one:",
+        markdown(["work", "engine", "CPUs", "of the ideal throughput", "wait, median"], decoding, left=2),
+        "Plain text on one machine:",
+        markdown(["engine", "CPU a million tokens", "over local"], cost),
+        "![Ray](images/ray.png)",
+        measured_on(read("ray_memory")),
+    )
+
+
 def scaling_section() -> str:
     sizes = read("scaling")
 
@@ -255,24 +386,30 @@ def scaling_section() -> str:
     )
 
 
-SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
-    "Gains on a cluster": ("cluster_gain", gain_section),
-    "FlexSP's setting": ("cluster_flexsp", flexsp_section),
-    "Trained on two ranks": ("train_ways", train_section),
-    "Packing": ("packing_peers", packing_section),
-    "Planning": ("planner_shapes", planner_section),
-    "Attention over ranks": ("runtime", runtime_section),
-    "How cost grows": ("scaling", scaling_section),
+SECTIONS: dict[str, Callable[[], str]] = {
+    "Gains on a cluster": gain_section,
+    "FlexSP's setting": flexsp_section,
+    "Trained on two ranks": train_section,
+    "Packing": packing_section,
+    "Planning": planner_section,
+    "Loading": loader_section,
+    "Many sources": sources_section,
+    "On Ray": ray_section,
+    "Attention over ranks": runtime_section,
+    "How cost grows": scaling_section,
 }
-"""Heading -> (results that it needs, what writes it)."""
+"""Heading -> what writes it from results."""
 
 
 def page() -> str:
     """The whole page."""
     parts = ["# Benchmarks", HEAD]
-    for heading, (needs, write) in SECTIONS.items():
-        there = (RESULTS / f"{needs}.csv").is_file()
-        parts += [f"## {heading}", write() if there else "Not measured yet."]
+    for heading, write in SECTIONS.items():
+        try:
+            body = write()
+        except FileNotFoundError as missing:
+            body = f"Not measured yet: `{Path(missing.filename).name}` is not there."
+        parts += [f"## {heading}", body]
     return paragraphs(*parts) + "\n"
 
 
