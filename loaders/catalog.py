@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from loaders.faults import raise_named
 from loaders.labels import IGNORED
+from loaders.order import grouped
 from loaders.sources.base import Rows, Source
 from loaders.unlabelled import left_without_labels
 from packing.table import SampleTable
@@ -192,8 +193,7 @@ def _mixed_columns(
     loss = np.empty(places.size, np.int64)
     names = sorted({name for catalog in catalogs for name in catalog.phases})
     phases = {name: np.zeros(places.size, np.int64) for name in names}
-    for number in np.unique(source):
-        mine = source == number
+    for number, mine in grouped(source, len(catalogs)):
         rows[mine], num_tokens[mine], loss[mine], units = _columns(catalogs[number], places[mine])
         for name in units:
             phases[name][mine] = units[name]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.order import Permutation, derive, shuffled
+from loaders.order import Permutation, derive, grouped, shuffled
 from loaders.quota import Quota
 
 
@@ -47,8 +47,7 @@ class MixtureOrder:
             source, ordinal = self.quota.locate(places + epoch * self.epoch_size)
         passes, place = np.divmod(ordinal, self.rows[source])
         if self.shuffle:
-            for number in np.unique(source).tolist():
-                mine = np.flatnonzero(source == number)
+            for number, mine in grouped(source, len(self.names)):
                 for turn in np.unique(passes[mine]).tolist():
                     these = mine[passes[mine] == turn]
                     key = derive(self.seed, "source", self.names[number], turn)

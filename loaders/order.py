@@ -8,6 +8,7 @@ for any key and any size, and position 10^9 costs what position 0 costs.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -95,3 +96,16 @@ def shuffled(
 ) -> NDArray[np.int64]:
     """Places of a source in the order that ``key`` names: over all ``size`` of them, or within windows."""
     return permute(places, size, key) if windows is None else windows.permute(places, key)
+
+
+def grouped(source: NDArray[np.int32], num_sources: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Number of each source that is present, by rising number, with the places where it stands.
+
+    A radix sort (numpy has one of 16 bits): a mask for each of 300 sources took a third of the time of
+    planning 65,536 samples.
+    """
+    narrow = source.astype(np.uint16) if num_sources <= 1 << 16 else source
+    order = np.argsort(narrow, kind="stable")
+    ends = np.cumsum(np.bincount(source, minlength=num_sources))
+    for number in np.flatnonzero(np.diff(ends, prepend=0)).tolist():
+        yield number, order[ends[number - 1] if number else 0 : ends[number]]

@@ -16,6 +16,7 @@ from loaders.collate import Packed, TokenRows
 from loaders.faults import Fault, named
 from loaders.joins import Join, join_columns, joins_of
 from loaders.labels import IGNORED
+from loaders.order import grouped
 from loaders.pieces import read_pieces, take_runs
 from loaders.shares import Share
 from loaders.sources.base import Rows, Source, samples_of
@@ -194,10 +195,9 @@ def by_source(share: Share, num_sources: int) -> list[tuple[int, NDArray[np.int6
     """Numbers of a share's sources, each with the places of its samples; none of an empty share."""
     if len(share) == 0:
         return []
-    present = share.source[:1] if num_sources == 1 else np.unique(share.source)
-    if present.size == 1:
-        return [(int(present[0]), np.arange(len(share)))]
-    return [(int(number), np.flatnonzero(share.source == number)) for number in present]
+    if num_sources == 1:
+        return [(int(share.source[0]), np.arange(len(share)))]
+    return list(grouped(share.source, num_sources))
 
 
 def in_order(parts: Sequence[Part], share: Share) -> Rows:
