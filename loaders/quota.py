@@ -9,6 +9,7 @@ position costs one block, wherever it lies, and nothing has to be remembered.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -58,6 +59,8 @@ class Quota:
         # spread, so that sources with equal targets do not all step at one place
         self._phases = (np.arange(self.num_sources) * 0.6180339887498949 + 0.5) % 1.0
         self._blocks: OrderedDict[int, tuple[NDArray[np.int32], Ints, Ints]] = OrderedDict()
+        self._border = 0, np.zeros(self.num_sources, np.int64)
+        """Counts before the block after the last one that was filled: most often the next one asked for."""
 
     @property
     def num_sources(self) -> int:
@@ -83,10 +86,14 @@ class Quota:
         places = np.asarray(positions, np.int64)
         source, ordinal = np.empty(places.size, np.int32), np.empty(places.size, np.int64)
         blocks = places // self.block
-        for number in np.unique(blocks).tolist():
-            mine = blocks == number
-            within = places[mine] - number * self.block
-            filled = self._filled(number)
+        order = None if (blocks[1:] >= blocks[:-1]).all() else np.argsort(blocks, kind="stable")
+        ordered = blocks if order is None else blocks[order]
+        begins = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
+        # runs of one block, since a mask a block would make a whole epoch quadratic
+        for begin, end in itertools.pairwise([*begins, places.size]):
+            mine = slice(begin, end) if order is None else order[begin:end]
+            number = int(ordered[begin])
+            filled, within = self._filled(number), places[mine] - number * self.block
             source[mine], ordinal[mine] = filled[0][within], filled[1][within]
         return source, ordinal
 
@@ -126,6 +133,7 @@ class Quota:
             return self._blocks[number]
         first = number * self.block
         before, after = self._at_border(number), self._at_border(number + 1)
+        self._border = number + 1, after
         source, ordinal = np.zeros(self.block, np.int32), np.zeros(self.block, np.int64)
         low = int(np.searchsorted(self.starts, first, side="right")) - 1
         high = int(np.searchsorted(self.starts, first + self.block, side="right"))
@@ -145,6 +153,9 @@ class Quota:
         return self._blocks[number]
 
     def _at_border(self, number: int) -> Ints:
+        known, counts = self._border
+        if known == number:
+            return counts
         position = min(number * self.block, self.total)
         if position == 0:
             return np.zeros(self.num_sources, np.int64)

@@ -45,6 +45,25 @@ def test_the_largest_error_is_far_below_that_of_independent_draws():
     assert ours < 1 < np.abs(np.bincount(drawn) - weights * 100_000).max()
 
 
+def test_positions_in_any_order_and_repeated_are_found_as_one_by_one():
+    quota = until_all_given(np.array([0.5, 0.3, 0.2]), np.array([900, 100, 2_000]))
+    positions = np.random.default_rng(0).integers(0, 3_000, 4_000)
+    source, ordinal = quota.locate(positions)
+    alone = until_all_given(np.array([0.5, 0.3, 0.2]), np.array([900, 100, 2_000]))
+    found = [alone.locate(np.array([position])) for position in positions.tolist()]
+    assert source.tolist() == [int(one[0][0]) for one in found]
+    assert ordinal.tolist() == [int(one[1][0]) for one in found]
+    assert quota.locate(np.zeros(0, np.int64))[0].size == 0
+
+
+def test_a_whole_epoch_costs_each_block_once(monkeypatch):
+    filled, fill = [], Quota._filled
+    monkeypatch.setattr(Quota, "_filled", lambda self, number: filled.append(number) or fill(self, number))
+    quota = until_all_given(np.array([0.5, 0.3, 0.2]), np.array([20_000] * 3))
+    quota.locate(np.random.default_rng(0).permutation(60_000))
+    assert len(filled) == len(set(filled)) == -(-60_000 // quota.block)
+
+
 def test_any_position_costs_one_block():
     weights = np.random.default_rng(0).dirichlet(np.ones(100))
     Quota(np.zeros(1), weights[None]).locate(np.arange(2))
