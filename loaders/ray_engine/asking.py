@@ -1,8 +1,8 @@
 """Asking readers, whatever becomes of their processes: what is lost is asked again, reading being a function.
 
 A reader's process may end at any time. Mostly that has nothing to do with the sample it was reading, so the
-question is asked again. Where it ends each time, the rows are asked for in halves, down to the one row that
-ends it: that one is skipped, or named.
+question is asked again, in halves. So where it ends each time, it does in the end over one row alone: that
+one is skipped, or named.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from loaders.shares import Share
 from loaders.skipping import blank
 
 TRIES = 3
-"""Times that a reader may end over the same rows before they are asked for in halves, or one is blamed."""
+"""Times that a reader may end over one row alone before it is blamed. Several rows are asked for in halves at
+once, which changes nothing of what comes back."""
 LOSSES = 30
 """Of answers, whatever the reason, before whoever asked is told."""
 REVIVAL_S = 30.0
@@ -121,7 +122,7 @@ class Readers:
                 # a process that still lives, or was gone before it was asked, has not ended over these rows
                 ends += self._await(question.name) != process is not None
                 logger.info("%s was lost: %s", question.name, error)
-            if ends >= TRIES:
+            if ends >= (1 if question.row.size > 1 else TRIES):
                 break
             reference = self._asked(question)[1]
         else:
