@@ -176,10 +176,6 @@ class BatchBuilder:
             return []
         return [self._once(key_of(plane, share), lambda: ray.put(self._build(work, share)))]
 
-    def alive(self) -> bool:
-        """Whether it answers."""
-        return True
-
     def stats(self) -> BuilderStats:
         """What it did."""
         now = time.monotonic()
