@@ -137,16 +137,20 @@ class Quota:
         source, ordinal = np.zeros(self.block, np.int32), np.zeros(self.block, np.int64)
         low = int(np.searchsorted(self.starts, first, side="right")) - 1
         high = int(np.searchsorted(self.starts, first + self.block, side="right"))
-        _kernels.fill_block(
-            first,
-            self.starts[low:high],
-            self.cumulative[low:high],
-            self.rates[low:high],
-            before.copy(),
-            after,
-            source,
-            ordinal,
-        )
+        if high - low == 1:
+            base = self.cumulative[low] + (first - self.starts[low]) * self.rates[low]
+            _kernels.fill_even_block(base, self.rates[low], before.copy(), after, source, ordinal)
+        else:
+            _kernels.fill_block(
+                first,
+                self.starts[low:high],
+                self.cumulative[low:high],
+                self.rates[low:high],
+                before.copy(),
+                after,
+                source,
+                ordinal,
+            )
         self._blocks[number] = source, ordinal, before
         if len(self._blocks) > KEPT_BLOCKS:
             self._blocks.popitem(last=False)
