@@ -207,6 +207,16 @@ def check_cap(max_tokens: int, degrees: Sequence[int]) -> None:
             f"a micro-batch may have at most {MAX_TOKENS} tokens, since its borders are 32-bit numbers; "
             f"max_tokens times the largest CP degree is {most}."
         )
+    if max(degrees) > 1 and max_tokens % 2:
+        # not refused: it costs one token a rank, and none where one rank works alone, without alignment
+        logger.warning(
+            "max_tokens=%d is odd: of micro-batches that d ranks share, where samples are padded to multiples "
+            "of 2 * d, each rank holds at most %d. Nothing is lost with %d or %d.",
+            max_tokens,
+            max_tokens - 1,
+            max_tokens - 1,
+            max_tokens + 1,
+        )
 
 
 def checked_degrees(cp_degrees: int | Sequence[int], ranks: int) -> tuple[int, ...]:

@@ -320,6 +320,50 @@ def test_u45_a_micro_batch_above_31_bits_is_refused():
     assert float(CostModel(quadratic=1.0)([131_072] * 1_000_000).sum()) > 8e15
 
 
+# ------------------------------------------------------------------------------------------------ U51
+
+
+@pytest.mark.parametrize("max_tokens", [32, 33])
+def test_u51_a_capacity_that_does_not_divide_is_told_and_loses_one_token_a_rank(max_tokens, caplog):
+    lengths = np.random.default_rng(4).integers(1, 60, 400)
+
+    def loader(degrees, source=None):
+        return DataLoader(
+            source or ArraySource(lengths),
+            batch_size=8,
+            max_tokens=max_tokens,
+            topology=Topology(ranks=4),
+            rank=0,
+            cp_degrees=degrees,
+            cost=COST,
+        )
+
+    with caplog.at_level(logging.WARNING, "loaders.arguments"):
+        mixed = loader((1, 2, 4))
+        loader((1,), ArraySource([5] * 8))
+    told = [record.getMessage() for record in caplog.records if record.name == "loaders.arguments"]
+    assert len(told) == max_tokens % 2
+    if told:
+        assert "each rank holds at most 32" in told[0]
+        assert "Nothing is lost with 32 or 34" in told[0]
+    seen = set()
+    for step in range(len(mixed)):
+        batches = mixed.step(step).plan.micro_batches
+        for m in range(len(batches)):
+            degree = int(batches.cp_degree[m])
+            seen.add(degree)
+            pieces = 2 * degree if degree > 1 else 1
+            padded = int(
+                (-(-lengths[mixed.step(step).table.row[batches.samples(m)]] // pieces) * pieces).sum()
+            )
+            assert batches.tokens[m] == padded <= degree * (max_tokens if degree == 1 else 32)
+    assert {1, 2} <= seen
+    # the longest sample that d ranks can hold is one that fills all of their even tokens
+    assert loader((2,), ArraySource([64])).step(0).plan.micro_batches.tokens.tolist() == [64]
+    with pytest.raises(ValueError, match="65"):
+        loader((2,), ArraySource([65]))
+
+
 # ------------------------------------------------------------------------------------------------ U57
 
 
