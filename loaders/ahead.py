@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from loaders.forks import GATE
+from loaders.workers.forks import GATE
 
 T = TypeVar("T")
 

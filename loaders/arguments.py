@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from balancer.sharding import alignment
@@ -18,9 +19,34 @@ MAX_TOKENS = 2**31 - 1
 """Of a whole micro-batch."""
 
 
-def refuse_without_effect(arguments: Mapping[str, tuple[Any, Any]]) -> None:
-    """Arguments of the balanced mode, with their defaults, where the mode is torch's."""
-    given = [name for name, (value, default) in arguments.items() if _differs(value, default)]
+WINDOW = 4
+"""Steps of a stream's window by default."""
+
+OF_ROWS = (
+    "engine",
+    "assignment",
+    "bos",
+    "eos",
+    "max_samples",
+    "micro_batches",
+    "slots_multiple_of",
+    "device",
+    "group_media",
+)
+"""Arguments that need data whose rows are known beforehand."""
+OF_EXCHANGE = ("max_samples", "micro_batches", "slots_multiple_of")
+"""Those of them that streams planned as one can have as well."""
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Defaults of a function's arguments, or of a constructor's, by their names in its order."""
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.name != "self"}
+
+
+def refuse_without_effect(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Arguments of the balanced mode where the mode is torch's."""
+    given = differing(arguments, defaults)
     if given:
         raise ValueError(
             f"{', '.join(given)} only has an effect with max_tokens, which is not set. Pass max_tokens= "
@@ -28,10 +54,17 @@ def refuse_without_effect(arguments: Mapping[str, tuple[Any, Any]]) -> None:
         )
 
 
+def differing(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Names of the arguments that are not what they are by default."""
+    return [name for name, value in arguments.items() if _differs(value, defaults[name])]
+
+
 def _differs(value: Any, default: Any) -> bool:
-    if value is default:
-        return False
-    return isinstance(value, type(default)) and bool(value != default) if default is not None else True
+    if value is default or default is None:
+        return value is not default
+    if isinstance(default, tuple) and isinstance(value, Iterable):
+        value = tuple(value)
+    return bool(value != default)
 
 
 def check_order(
@@ -67,7 +100,6 @@ def check_stream(
     exchange: bool,
     ranks: int,
     window: int,
-    default_window: int,
     cp_degrees: Sequence[int],
     global_batch_size: int | None,
     step_tokens: Any,
@@ -93,7 +125,7 @@ def check_stream(
             'media lie is not known. Choose "error" or "drop".'
         )
     if exchange:
-        if window != default_window:
+        if window != WINDOW:
             raise ValueError(
                 "window has no effect with exchange=True: all ranks' samples are planned step by step."
             )
@@ -140,14 +172,26 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
 
 
-def refuse_over_streams(arguments: Mapping[str, tuple[Any, Any]]) -> None:
-    """Arguments, with their defaults, that are for data whose rows are known beforehand."""
-    given = [name for name, (value, default) in arguments.items() if _differs(value, default)]
+def refuse_over_streams(arguments: Mapping[str, Any], defaults: Mapping[str, Any], *, exchange: bool) -> None:
+    """Arguments that are for data whose rows are known beforehand."""
+    names = [name for name in OF_ROWS if not (exchange and name in OF_EXCHANGE)]
+    given = differing({name: arguments[name] for name in names}, defaults)
     if given:
         raise ValueError(
             f"{', '.join(given)} cannot be used over an IterableDataset, whose samples are only seen as they "
             "come. Open the data's files with open_source, or leave the argument out."
         )
+
+
+def refuse_over_rows(*, exchange: bool, window: int) -> None:
+    """Arguments that are for streams."""
+    if exchange:
+        raise ValueError(
+            "exchange only has an effect on an IterableDataset: the rows of other data are planned over "
+            "all ranks as it is."
+        )
+    if window != WINDOW:
+        raise ValueError("window only has an effect on an IterableDataset: other data is planned as a whole.")
 
 
 def check_slots(micro_batches: Any, slots_multiple_of: Any, max_samples: Any, phases: Any) -> None:

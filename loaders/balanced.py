@@ -17,7 +17,7 @@ from balancer.runtime import ContextGroups
 from balancer.topology import Topology
 from loaders.ahead import ahead
 from loaders.batch import Batch
-from loaders.catalog import media_of
+from loaders.catalog import COUNTED, media_of
 from loaders.collate import Packed
 from loaders.device import Mover, one_ahead
 from loaders.grouping import media_sets, plan_by_media
@@ -25,9 +25,11 @@ from loaders.lookalikes import check_own_order
 from loaders.media.presence import Fillers, fillers_of
 from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
-from loaders.separate import Separate, separate_step
+from loaders.opening import Opened
+from loaders.reader import Reader
+from loaders.separate import Separate, SeparateReader, separate_step
 from loaders.shares import Share, shares_of_rank
-from loaders.state import Cursor
+from loaders.state import Cursor, from_state, to_state
 from loaders.steps import Steps
 from loaders.weights import count_labels
 from packing.table import SampleTable
@@ -152,7 +154,10 @@ class Balanced:
 
     Args:
         planning: how steps are made.
+        opened: the data.
+        filler_sizes: tokens of the filler medium of each kind.
         rank: data rank of this process.
+        reader: makes batches of shares, and is what a rehearsal reads with.
         reading: makes what reads shares, given their queue: torch's loader, or `InProcess`.
         metrics: counters of given-out steps.
         groups: makes this process's `ContextGroups` when the first iteration starts, on all ranks alike;
@@ -166,7 +171,10 @@ class Balanced:
         self,
         planning: Planning,
         *,
+        opened: Opened,
+        filler_sizes: Mapping[str, int],
         rank: int,
+        reader: Reader | SeparateReader,
         reading: Callable[[ShareQueue], Iterable[Packed | Batch]],
         metrics: Metrics,
         groups: Callable[[], ContextGroups | None],
@@ -175,7 +183,10 @@ class Balanced:
         mover: Mover | None = None,
     ) -> None:
         self.planning = planning
+        self.opened = opened
+        self.filler_sizes = filler_sizes
         self.rank = rank
+        self.reader = reader
         self.metrics = metrics
         self.quarantine = quarantine
         self.timeout_s = timeout_s
@@ -217,20 +228,37 @@ class Balanced:
         """Let the next iteration run over ``epoch``; a state loaded in the middle of it is kept."""
         if self.resumes and epoch == self.cursor.epoch:
             return
-        self.cursor = replace(self.cursor, epoch=int(epoch), position=0)
-        self.resumes = True
-        self.latest = None
+        self._go_on_at(replace(self.cursor, epoch=int(epoch), position=0))
 
-    def load(self, cursor: Cursor) -> None:
-        """Let the next iteration go on at ``cursor``."""
-        self.cursor = cursor
-        self.resumes = True
-        self.latest = None
+    def state(self) -> dict[str, Any]:
+        """Where the next step comes from; see `to_state`."""
+        return to_state(self.cursor, self.opened.identity)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where a state was saved. Raises as `from_state`."""
+        self._go_on_at(from_state(state, self.opened.identity))
+
+    def _go_on_at(self, cursor: Cursor) -> None:
+        self.cursor, self.resumes, self.latest = cursor, True, None
 
     def finish_epoch(self) -> None:
         """The epoch is used up: the next iteration starts the one after it."""
         self.cursor = replace(self.cursor, epoch=self.cursor.epoch + 1, position=0)
         self.resumes = True
+
+    def report(self) -> dict[str, Any]:
+        """`Metrics.report`, with what became of the data's rows, whether given out yet or not."""
+        report = self.metrics.report(self.opened.names, self.filler_sizes)
+        catalogs = self.planning.steps.catalogs
+        for name in COUNTED:
+            report[name] = sum(catalog.counts.get(name, 0) for catalog in catalogs)
+        drawn = zip(report["samples_by_source"].items(), catalogs, strict=True)
+        return report | {
+            "skipped": 0 if self.quarantine is None else len(self.quarantine.rejected),
+            "cut_tokens": sum(catalog.cut_tokens for catalog in catalogs),
+            "shuffle_radius": dict(self.opened.radius),
+            "epochs_by_source": {name: count / max(len(one), 1) for (name, count), one in drawn},
+        }
 
     def count(self) -> int:
         """Steps of an epoch: of the one that is running, or comes next."""

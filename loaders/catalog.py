@@ -19,6 +19,9 @@ from packing.table import SampleTable
 
 logger = logging.getLogger(__name__)
 
+COUNTED = ("kept", "dropped", "truncated", "split", "unlabelled", "empty")
+"""What may become of a sample that can be read; truncated and split ones are among the kept."""
+
 OVERSIZE = ("error", "drop", "truncate", "split")
 """What may happen to a sample that no micro-batch can hold."""
 

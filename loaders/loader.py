@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -10,71 +9,23 @@ from typing import Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Sampler
 
-from balancer import POLICIES, CostModel, StepPlan, Topology, plan_step
-from balancer.planning.problem import SYNC_MODES
-from balancer.runtime import world
-from loaders.arguments import (
-    border_options,
-    check_address,
-    check_assignment,
-    check_cap,
-    check_choice,
-    check_count,
-    check_faults,
-    check_grouping,
-    check_order,
-    check_slot_fillers,
-    check_slots,
-    check_stream,
-    checked_degrees,
-    checked_pads,
-    chosen_seed,
-    pads_slots,
-    refuse_over_streams,
-    refuse_without_effect,
-    sample_capacity,
-    slot_options,
-)
-from loaders.balanced import (
-    PLAN_LIMIT_S,
-    Balanced,
-    InProcess,
-    OrderSampler,
-    Planning,
-    ShareQueue,
-    StepSampler,
-)
+from balancer import CostModel, StepPlan, Topology
+from loaders.arguments import WINDOW, defaults_of, refuse_without_effect
+from loaders.asked import asked_of
+from loaders.balanced import Balanced, OrderSampler, Planning, StepSampler
 from loaders.batch import Batch
-from loaders.catalog import OVERSIZE
-from loaders.device import checked_device, mover_for
-from loaders.encoders import encoders_too, filler_room, filler_sizes, units_limits
-from loaders.faults import open_quarantine
-from loaders.groups import context_groups, has_peers, host_group
-from loaders.limits import Limits
+from loaders.building import build_balanced, prepare
 from loaders.lookalikes import only_balanced
 from loaders.memory import Memory
-from loaders.metrics import Metrics
-from loaders.opening import open_order
-from loaders.ray_engine import open_engine
-from loaders.ray_engine.demand import apart, coming_tokens
-from loaders.reader import CollateFn, Reader
-from loaders.reading import Noted, ReadingLoader
+from loaders.reader import CollateFn
 from loaders.rehearsal import HeavyBatch, heaviest, rehearsed
-from loaders.separate import ASSIGNMENTS, SeparateReader, check_sources, separate_planner
 from loaders.sources.streams import is_stream
-from loaders.state import from_state, to_state
-from loaders.steps import Steps, StepTokens
-from loaders.stream_cursor import cursor_of_stream, stream_state
-from loaders.stream_union import StepSize, identity_of_union
-from loaders.stream_window import identity_of_windows
-from loaders.streaming import WINDOW, Streaming, as_it_is, open_stream
-from loaders.timed import TimedReader, TimedStream
+from loaders.steps import StepTokens
+from loaders.streams.opening import open_stream
+from loaders.streams.streaming import Streaming
 from loaders.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
 from loaders.unbalanced import Replayed, TorchState, iterator_of
 
-logger = logging.getLogger(__name__)
-
-ENGINES = ("local", "ray")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -154,6 +105,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ValueError: arguments that are out of range, conflict or have no effect in the chosen mode.
     """
 
+    # arguments of the balanced mode, as `Asked` has them: torch keeps its own ones too, for frameworks to see
+    cost: CostModel
+    cost_is_generic: bool
+    topology: Topology
+    rank: int
+    cp_degrees: tuple[int, ...]
+    sync: str
+    global_batch_size: int | None
+    step_tokens: StepTokens | None
+    policy: str
+    oversize: str
+    length: str | Callable[[Any], int] | None
+    pad_to: tuple[int, ...]
+    seed: int
+    memory: Memory | None
+
     def __init__(
         self,
         dataset: Any,
@@ -207,354 +174,47 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         window: int = WINDOW,
         exchange: bool = False,
     ) -> None:
-        torch_arguments: dict[str, Any] = {
-            "num_workers": num_workers,
-            "collate_fn": collate_fn,
-            "pin_memory": pin_memory,
-            "timeout": timeout,
-            "worker_init_fn": worker_init_fn,
-            "multiprocessing_context": multiprocessing_context,
-            "generator": generator,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "pin_memory_device": pin_memory_device,
-            "in_order": in_order,
-        }
-        of_rows = {
-            "bos": (bos, None),
-            "eos": (eos, None),
-            "max_samples": (max_samples, None),
-            "micro_batches": (micro_batches, None),
-            "slots_multiple_of": (slots_multiple_of, 1),
-            "device": (device, None),
-            "group_media": (group_media, False),
-            "assignment": (assignment, "joint"),
-        }
+        # the signature alone lists the arguments and their defaults
+        given = {name: value for name, value in locals().items() if name in DEFAULTS}
         self.max_tokens = max_tokens
-        self._streaming: Streaming | None = None
+        self._mode: Balanced | Streaming | None = None
         if max_tokens is None:
-            refuse_without_effect(
-                {
-                    "cost": (cost, None),
-                    "topology": (topology, None),
-                    "rank": (rank, None),
-                    "device_mesh": (device_mesh, None),
-                    "cp_degrees": (tuple(cp_degrees), (1,)),
-                    "sync": (sync, "step"),
-                    "global_batch_size": (global_batch_size, None),
-                    "step_tokens": (step_tokens, None),
-                    "policy": (policy, "balanced"),
-                    "oversize": (oversize, "error"),
-                    "length": (length, None),
-                    "pad_to": (pad_to, None),
-                    "seed": (seed, None),
-                    "engine": (engine, "local"),
-                    "address": (address, None),
-                    "phases": (phases, None),
-                    "fill_media": (fill_media, None),
-                    "on_error": (on_error, "raise"),
-                    "max_errors": (max_errors, 0.01),
-                    "quarantine": (quarantine, None),
-                    **of_rows,
-                    "memory": (memory, None),
-                    "window": (window, WINDOW),
-                    "exchange": (exchange, False),
-                }
-            )
-            self._balanced = None
+            refuse_without_effect({name: given.pop(name) for name in OURS}, DEFAULTS)
             self._torch = TorchState()
-            super().__init__(
-                dataset, batch_size, shuffle, sampler, batch_sampler, drop_last=drop_last, **torch_arguments
-            )
+            super().__init__(**given)
             return
-
-        if collate_fn is only_balanced:  # from another loader's attribute
-            torch_arguments["collate_fn"] = collate_fn = None
-        check_order(sampler, batch_sampler, batch_size, global_batch_size, step_tokens)
-        check_count("max_tokens", max_tokens)
-        check_choice("sync", sync, SYNC_MODES)
-        check_choice("policy", policy, POLICIES)
-        check_choice("oversize", oversize, OVERSIZE)
-        check_choice("engine", engine, ENGINES)
-        check_address(engine, address)
-        check_faults(on_error, max_errors, quarantine)
-        check_slots(micro_batches, slots_multiple_of, max_samples, phases)
-        check_grouping(group_media, sync)
-        check_choice("assignment", assignment, ASSIGNMENTS)
-        separate = assignment == "separate"
-        if separate:
-            check_assignment(phases, fill_media, group_media)
-        self.memory = memory
-        if memory is not None:
-            max_tokens = memory.lowered(max_tokens)
-        check_count("window", window)
-        if not in_order:
-            logger.warning("in_order=False has no effect with max_tokens: a step's last batch comes last.")
-        self.topology, self.rank = world(topology, rank, device_mesh)
-        self.cp_degrees = checked_degrees(cp_degrees, self.topology.ranks)
-        check_cap(max_tokens, self.cp_degrees)
-        self.cost = CostModel.generic() if cost is None else cost
-        self.cost_is_generic = cost is None
-        self.sync, self.policy, self.oversize, self.length = sync, policy, oversize, length
-        self.global_batch_size, self.step_tokens = global_batch_size, step_tokens
-        pad_slots = pads_slots(pad_to, sync, is_stream(dataset) and not exchange, collate_fn)
-        self.pad_to = checked_pads(pad_to, max_tokens)
-        if memory is not None:
-            memory.check_pads(self.pad_to)
-        self.seed = chosen_seed(seed, generator, dataset)
-        quarantine_path = None if quarantine is None else os.fspath(quarantine)
+        asked = asked_of(dataset, given, DEFAULTS)
+        for name in BALANCED_ATTRIBUTES:
+            setattr(self, name, getattr(asked, name))
+        beneath = {**asked.beneath, "in_order": in_order, "collate_fn": asked.collate_fn}
         if is_stream(dataset):
-            planned_alike = ("max_samples", "micro_batches", "slots_multiple_of") if exchange else ()
-            refuse_over_streams({name: value for name, value in of_rows.items() if name not in planned_alike})
-            check_stream(
-                exchange=exchange,
-                ranks=self.topology.ranks,
-                window=window,
-                default_window=WINDOW,
-                cp_degrees=self.cp_degrees,
-                global_batch_size=global_batch_size,
-                step_tokens=step_tokens,
-                length=length,
-                phases=phases,
-                oversize=oversize,
-                fill_media=fill_media,
-            )
-            super().__init__(
-                dataset,
-                1 if batch_size is None else batch_size,
-                shuffle,
-                drop_last=drop_last,
-                **torch_arguments,
-            )
-            self._is_accelerate_prepared = True  # each rank has a stream of its own
-            self.collate_fn = collate_fn or only_balanced
-            self._balanced = None
-            self._names: Sequence[str] = [type(dataset).__name__]
-            size = StepSize.of(int(batch_size or 1) * self.topology.ranks, global_batch_size, step_tokens)
-            room = sample_capacity(max_tokens, self.cp_degrees)
-            self._identity = {
-                "stream": type(dataset).__name__,
-                "rank": f"{self.rank} of {self.topology.ranks}",
-                "workers": num_workers,
-                **(
-                    identity_of_union(size, room, oversize)
-                    if exchange
-                    else identity_of_windows((size.samples or 1) // self.topology.ranks, window, max_tokens)
-                ),
-            }
-            self._streaming = open_stream(
-                dataset,
-                samples=(lambda: TimedStream(dataset, timeout) if timeout else dataset)
-                if num_workers == 0
-                else self._sample_loader(torch_arguments),
-                in_process=num_workers == 0,
-                exchange=exchange,
-                size=size,
-                window=window,
-                planner=plan_step if phases is None else encoders_too(phases, policy),
-                options={
-                    "max_tokens": max_tokens,
-                    "cost": self.cost,
-                    "cp_degrees": self.cp_degrees,
-                    "sync": sync,
-                    **({"policy": policy} if phases is None else {}),
-                    "seed": self.seed,
-                    "max_samples": max_samples,
-                    **slot_options(micro_batches, slots_multiple_of),
-                },
-                capacity=room,
-                pad_slots=pad_slots,
-                oversize=oversize,
-                length=length,
-                phases=sorted(phases or ()),
-                quarantine=open_quarantine([], max_errors, quarantine_path, writes_lengths=False)
-                if on_error == "skip"
-                else None,
-                collate_fn=collate_fn,
-                pad_to=self.pad_to,
-                topology=self.topology,
-                rank=self.rank,
-                drop_last=drop_last,
-                pin=pin_memory,
-                setup=f"steps of {size}, drop_last={drop_last}, max_tokens={max_tokens}, sync={sync!r}, "
-                f"cp_degrees={self.cp_degrees}, phases={sorted(phases or ())}",
-                host=lambda: host_group(self.topology, self.rank, device_mesh),
-                groups=lambda: context_groups(self.topology, self.rank, self.cp_degrees, device_mesh),
-            )
-            return
-        if exchange:
-            raise ValueError(
-                "exchange only has an effect on an IterableDataset: the rows of other data are planned over "
-                "all ranks as it is."
-            )
-        if window != WINDOW:
-            raise ValueError(
-                "window only has an effect on an IterableDataset: other data is planned as a whole."
-            )
-        fills = (sync == "micro_batch" and collate_fn is None) if fill_media is None else fill_media
-        fills = fills and not separate
-        self._filler_sizes = filler_sizes(dataset, collate_fn) if fills else {}
-        check_slot_fillers(pad_slots, self._filler_sizes, separate)
-        room = max_tokens - filler_room(self._filler_sizes)
-        capacity = sample_capacity(room, self.cp_degrees)
-        samples = global_batch_size
-        if samples is None and step_tokens is None:
-            samples = int(batch_size or 1) * self.topology.ranks
-        ray_data = open_engine(address) if engine == "ray" else None
-        opened = (open_order if ray_data is None else ray_data.open)(
-            dataset,
-            length=length,
-            capacity=capacity,
-            oversize=oversize,
-            shuffle=bool(shuffle),
-            seed=self.seed,
-            samples_per_step=samples,
-            on_bad="skip" if on_error == "skip" else "error",
-            **border_options(bos, eos),
-        )
-        steps = Steps(
-            order=opened.order,
-            catalogs=opened.catalogs,
-            samples=samples,
-            tokens=step_tokens,
-            drop_last=drop_last,
-        )
-        if drop_last and samples is not None and not steps.count(0):
-            logger.warning(
-                "%d samples do not make one step of %d, and drop_last leaves smaller steps out.",
-                opened.order.size(0),
-                samples,
-            )
-        self._order_sampler = OrderSampler(steps)
-        super().__init__(
-            dataset,
-            1 if batch_size is None else batch_size,
-            sampler=self._order_sampler,
-            drop_last=drop_last,
-            **torch_arguments,
-        )
-        self.__dict__["batch_sampler"] = StepSampler(steps, self._order_sampler)  # torch has no setter
-        self._is_accelerate_prepared = True  # it is sharded by rank already
-        self.collate_fn = collate_fn or only_balanced
-
-        reader: Any = Reader(
-            [catalog.source for catalog in opened.catalogs],
-            capacity=capacity,
-            collate_fn=collate_fn,
-            pad_to=self.pad_to,
-            skip_faults=on_error == "skip",
-        )
-        if separate:
-            check_sources(reader.sources, collate_fn, engine)
-            reader = SeparateReader(
-                reader.sources,
-                sorted(phases or {}),
-                capacity=capacity,
-                pad_to=self.pad_to,
-                skip_faults=on_error == "skip",
-            )
-        reading_arguments = {**torch_arguments, "collate_fn": None, "in_order": True}
-        target = None if device is None else checked_device(device)
-        if target is not None and target.type == "cuda":
-            pin_memory = reading_arguments["pin_memory"] = True
-
-        def reading(queue: ShareQueue) -> Iterable[Any]:
-            if ray_data is not None:
-                foreseen = apart(steps)
-                return ray_data.reading(
-                    reader,
-                    queue,
-                    rank=self.rank,
-                    coming=lambda: coming_tokens(foreseen, self._required().cursor),
-                    ahead=num_workers * (prefetch_factor or 2) or 4,
-                    has_peers=has_peers(self.topology),
-                    pin_memory=pin_memory and torch.cuda.is_available(),
-                    timeout_s=timeout,
-                )
-            if num_workers == 0:
-                here = TimedReader(reader, timeout) if timeout else reader
-                if not pin_memory:
-                    return InProcess(here, queue)
-                untimed = reading_arguments | {"timeout": 0}
-                return ReadingLoader(here, batch_size=None, sampler=queue, **untimed)
-            return ReadingLoader(Noted(reader), batch_size=None, sampler=queue, **reading_arguments)
-
-        planning = Planning(
-            steps=steps,
-            topology=self.topology,
-            planner=plan_step if phases is None else encoders_too(phases, policy),
-            fill_media=fills,
-            group_media=group_media,
-            pad_slots=pad_slots,
-            separate_phases=separate_planner(phases or {}, policy) if separate else None,
-            options={
-                "max_tokens": room,
-                "cost": self.cost,
-                "cp_degrees": self.cp_degrees,
-                "sync": sync,
-                **({"policy": policy} if phases is None else {}),
-                "seed": self.seed,
-                "max_samples": max_samples,
-                **slot_options(micro_batches, slots_multiple_of),
-            },
-        )
-        self._identity = opened.identity
-        self._names = opened.names
-        self._radius = opened.radius
-        faults = None
-        if on_error == "skip":
-            sources = [catalog.source for catalog in opened.catalogs]
-            faults = open_quarantine(
-                sources,
-                max_errors,
-                quarantine_path,
-                writes_lengths=self.rank == 0,
-                lost=None if ray_data is None else ray_data.lost,
-            )
-        self._balanced = Balanced(
-            planning,
-            rank=self.rank,
-            reading=reading,
-            metrics=Metrics.of(
-                max_tokens,
-                len(opened.catalogs),
-                Limits(max_tokens=room, max_samples=max_samples, max_units=units_limits(phases)),
-            ),
-            groups=lambda: context_groups(self.topology, self.rank, self.cp_degrees, device_mesh),
-            quarantine=faults,
-            timeout_s=max(timeout, PLAN_LIMIT_S) if timeout else 0,
-            mover=None if target is None else mover_for(target),
-        )
-        self._reader = reader
+            super().__init__(dataset, asked.batch_size, shuffle, drop_last=drop_last, **beneath)
+            self._mode = open_stream(dataset, asked)
+        else:
+            prepared = prepare(dataset, asked)
+            sampler = OrderSampler(prepared.steps)
+            super().__init__(dataset, asked.batch_size, sampler=sampler, drop_last=drop_last, **beneath)
+            self.__dict__["batch_sampler"] = StepSampler(prepared.steps, sampler)  # torch has no setter
+            self._mode = build_balanced(prepared, asked)
+        self._is_accelerate_prepared = True  # it is divided by rank already
+        self.collate_fn = asked.collate_fn or only_balanced
 
     # ---------------------------------------------------------------- iteration
 
-    def _sample_loader(self, torch_arguments: Mapping[str, Any]) -> Callable[[], Iterable[Any]]:
-        arguments = {**torch_arguments, "collate_fn": as_it_is, "pin_memory": False}
-        loader: Any = ReadingLoader(self.dataset, batch_size=None, **arguments)
-        return lambda: loader
-
     def __iter__(self) -> Any:
-        if self._streaming is not None:
-            return self._streaming.start()
-        if self._balanced is None:
-            return self._torch.start(self, super().__iter__)
-        return self._balanced.start()
+        return self._torch.start(self, super().__iter__) if self._mode is None else self._mode.start()
 
     def __len__(self) -> int:
-        if self._streaming is not None:
-            return self._streaming.count()
-        return super().__len__() if self._balanced is None else self._balanced.count()
+        return super().__len__() if self._mode is None else self._mode.count()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. Never required: each iteration is a new epoch."""
-        if self._streaming is not None:
-            self._streaming.set_epoch(epoch)
-        elif self._balanced is None:
+        if self._mode is None:
             self._torch.set_epoch(self, epoch)
-        else:
-            self._balanced.set_epoch(epoch)
-            self._order_sampler.set_epoch(epoch)
+            return
+        self._mode.set_epoch(epoch)
+        if isinstance(self.sampler, OrderSampler):
+            self.sampler.set_epoch(epoch)
 
     def _get_iterator(self) -> Any:
         return iterator_of(self)
@@ -573,11 +233,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         With ``max_tokens``: the position behind the last finished step; a few hundred bytes, O(1), equal on
         all ranks. Without: the batches taken since the epoch began and the state of torch's generators then.
         """
-        if self._streaming is not None:
-            return stream_state(self._streaming.cursor, self._identity)
-        if self._balanced is None:
-            return self._torch.save(self)
-        return to_state(self._balanced.cursor, self._identity)
+        return self._torch.save(self) if self._mode is None else self._mode.state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration go on where ``state_dict`` was taken.
@@ -588,12 +244,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             ValueError: the state was saved over other data or another order; says what differs.
         """
-        if self._streaming is not None:
-            self._streaming.load(cursor_of_stream(state_dict, self._identity))
-        elif self._balanced is None:
+        if self._mode is None:
             self._torch.load(self, state_dict)
         else:
-            self._balanced.load(from_state(state_dict, self._identity))
+            self._mode.load_state(state_dict)
 
     # ------------------------------------------------------------------ telling
 
@@ -606,30 +260,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ``shuffle_radius`` has the rows shuffled together, of sources that are not shuffled as a whole, and
         ``epochs_by_source`` how often each source's rows were given out.
         """
-        cost = "generic decoder" if getattr(self, "cost_is_generic", False) else "given"
-        if self._streaming is not None:
-            return self._streaming.report(self._names) | {"cost": cost}
-        balanced = self._required()
-        catalogs = balanced.planning.steps.catalogs
-        report = balanced.metrics.report(self._names, self._filler_sizes)
-        for name in ("kept", "dropped", "truncated", "split", "unlabelled", "empty"):
-            report[name] = sum(catalog.counts.get(name, 0) for catalog in catalogs)
-        report["skipped"] = 0 if balanced.quarantine is None else len(balanced.quarantine.rejected)
-        report["cut_tokens"] = sum(catalog.cut_tokens for catalog in catalogs)
-        report["cost"] = cost
-        report["shuffle_radius"] = dict(self._radius)
-        drawn = zip(report["samples_by_source"].items(), catalogs, strict=True)
-        report["epochs_by_source"] = {name: count / max(len(one), 1) for (name, count), one in drawn}
-        report["max_tokens"] = balanced.metrics.max_tokens
-        if self.memory is not None:
-            report["memory_bytes"] = int(report["most_tokens"] * self.memory.bytes_per_token)
+        mode = self._mode if isinstance(self._mode, Streaming) else self._required()
+        report = mode.report() | {"cost": "generic decoder" if self.cost_is_generic else "given"}
+        if isinstance(mode, Balanced):
+            report["max_tokens"] = mode.metrics.max_tokens
+            if self.memory is not None:
+                report["memory_bytes"] = int(report["most_tokens"] * self.memory.bytes_per_token)
         return report
 
     @property
     def plan(self) -> StepPlan:
         """The plan of the step that the last batch belongs to, for `check_same_plan` and for looking at."""
-        if self._streaming is not None and self._streaming.last_plan is not None:
-            return self._streaming.last_plan
+        if isinstance(self._mode, Streaming) and self._mode.last_plan is not None:
+            return self._mode.last_plan
         planned = self._required().last_planned
         if planned is None:
             raise RuntimeError("no step has begun yet: the plan is known with the first batch.")
@@ -650,9 +293,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         balanced = self._required()
         if isinstance(source, str):
-            if source not in self._names:
-                raise ValueError(f"source must be one of {', '.join(self._names)}, got {source!r}.")
-            source = list(self._names).index(source)
+            if source not in self.source_names:
+                raise ValueError(f"source must be one of {', '.join(self.source_names)}, got {source!r}.")
+            source = list(self.source_names).index(source)
         chosen = balanced.cursor.epoch if epoch is None else epoch
         return whereabouts(balanced.planning, chosen, source, row)
 
@@ -664,7 +307,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def source_names(self) -> Sequence[str]:
         """Of the sources, by the numbers that ``sample_ids`` have."""
-        return self._names
+        return [self._mode.name] if isinstance(self._mode, Streaming) else self._required().opened.names
 
     def worst(
         self, count: int = 1, *, by: str = "tokens", epoch: int | None = None, steps: int | None = None
@@ -690,13 +333,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         they are. All ranks must call it with equal arguments, which are those of `worst`.
         """
         heavy = self.worst(count, by=by, epoch=epoch, steps=steps)
-        if not isinstance(self._reader, Reader):
-            raise RuntimeError('rehearse plays one micro-batch at a time, so not with assignment="separate".')
-        return rehearsed(self._required(), self._reader, heavy)
+        return rehearsed(self._required(), heavy)
 
     def _required(self) -> Balanced:
-        if self._streaming is not None:
+        if isinstance(self._mode, Streaming):
             raise RuntimeError("this is not known of a stream, whose samples are only seen as they come.")
-        if self._balanced is None:
+        if self._mode is None:
             raise RuntimeError("this is only known with max_tokens; without it the loader is torch's own.")
-        return self._balanced
+        return self._mode
+
+
+BALANCED_ATTRIBUTES = tuple(DataLoader.__annotations__)
+DEFAULTS = defaults_of(DataLoader.__init__)
+OURS = [name for name in DEFAULTS if name not in defaults_of(torch.utils.data.DataLoader.__init__)]
+"""Arguments that torch's loader does not have."""

@@ -97,8 +97,15 @@ def _batches(planned: PlannedStep, index: int) -> Iterator[HeavyBatch]:
         )
 
 
-def rehearsed(owner: Balanced, reader: Reader, heavy: Sequence[HeavyBatch]) -> Iterator[Batch]:
-    """Batches of one rank in a rehearsal, read in this process."""
+def rehearsed(owner: Balanced, heavy: Sequence[HeavyBatch]) -> Iterator[Batch]:
+    """Batches of one rank in a rehearsal, read in this process.
+
+    Raises:
+        RuntimeError: encoders have an assignment of their own, so a micro-batch is not run by itself.
+    """
+    reader = owner.reader
+    if not isinstance(reader, Reader):
+        raise RuntimeError('rehearse plays one micro-batch at a time, so not with assignment="separate".')
     owner.make_groups()
     topology = owner.planning.topology
     shares = rehearsal_shares(heavy, owner.planning, topology=topology, rank=owner.rank)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from loaders.faults import Fault, fault_of, must_stop, raise_named
 from loaders.labels import IGNORED
-from loaders.slate import note
 from loaders.sources.base import Rows, Source
+from loaders.workers.slate import note
 
 FILLER_TOKEN = 0
 """Id that stands in the place of a sample that could not be read; any model has it."""

@@ -65,7 +65,8 @@ class Steps:
         return cursor.step - step
 
     def _up_to_tokens(self, cursor: Cursor, size: int) -> tuple[SampleTable, Cursor] | None:
-        wanted = self._wanted_tokens(cursor.step)
+        assert self.tokens is not None
+        wanted = tokens_wanted(self.tokens, cursor.step)
         start, held, pieces = cursor.position, 0, []
         while start < size:
             stop = min(start + WINDOW, size)
@@ -84,18 +85,23 @@ class Steps:
             return None
         return join(pieces), replace(cursor, position=size, step=cursor.step + 1)
 
-    def _wanted_tokens(self, step: int) -> int:
-        assert self.tokens is not None
-        wanted = self.tokens(step) if callable(self.tokens) else self.tokens
-        if int(wanted) < 1:
-            raise ValueError(
-                f"step_tokens must give at least 1 token a step, it gave {wanted!r} for step {step}."
-            )
-        return int(wanted)
-
     def _table(self, epoch: int, start: int, stop: int) -> SampleTable:
         source, place = self.order.locate(epoch, np.arange(start, stop))
         return sample_table(self.catalogs, source, place)
+
+
+def tokens_wanted(tokens: StepTokens, step: int) -> int:
+    """Tokens that a step wants.
+
+    Raises:
+        ValueError: the user's function gives less than 1.
+    """
+    wanted = tokens(step) if callable(tokens) else tokens
+    if int(wanted) < 1:
+        raise ValueError(
+            f"step_tokens must give at least 1 token a step, it gave {wanted!r} for step {step}."
+        )
+    return int(wanted)
 
 
 def join(tables: Sequence[SampleTable]) -> SampleTable:

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
 from loaders.labels import IGNORED
-from loaders.slate import note
 from loaders.sources import _kernels
 from loaders.sources.base import Blocks, Rows, Source
 from loaders.sources.broken import BrokenFile
@@ -30,6 +29,7 @@ from loaders.sources.flat import MAX_TOKEN_ID, AnyRuns, ColumnError, FlatChunk, 
 from loaders.sources.layout import FileChunks, Layout, join_files
 from loaders.sources.scan import Reject, Scan
 from loaders.sources.scanning import on_threads, remembered, remembered_layout
+from loaders.workers.slate import note
 
 TableRead = tuple[pa.Table, dict[int, str]]
 """A chunk's rows, and what is wrong with which of them."""

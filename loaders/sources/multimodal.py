@@ -22,9 +22,9 @@ from loaders.media.presence import filler_rows
 from loaders.media.quarantine import Quarantine, RejectedMedium
 from loaders.media.scan import column_of, media_of, scan_media
 from loaders.media.table import MediaTable, load_table, save_table
-from loaders.slate import note
 from loaders.sources.base import Blocks, Rows, Source
 from loaders.sources.once import once
+from loaders.workers.slate import note
 
 
 class MultimodalSource(Source):

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from loaders.faults import Fault, fault_of, must_stop, raise_named
 from loaders.labels import IGNORED
-from loaders.slate import note
 from loaders.sources.base import Rows, Source
 from loaders.sources.flat import MAX_TOKEN_ID
+from loaders.workers.slate import note
 
 T = TypeVar("T")
 Length = str | Callable[[Any], int] | NDArray[np.integer[Any]] | Sequence[int] | None

@@ -19,11 +19,11 @@ from torch.utils.data import Dataset, IterableDataset
 from loaders import DataLoader, open_source
 from loaders.ahead import Late, ahead
 from loaders.faults import SampleError
-from loaders.forks import ForkGate
-from loaders.slate import FIELDS, Seen, Slate, note, write_on
-from loaders.timed import Caller
-from loaders.timed import Late as CallLate
-from loaders.worker_faults import WorkerError, died
+from loaders.workers.faults import WorkerError, died
+from loaders.workers.forks import ForkGate
+from loaders.workers.slate import FIELDS, Seen, Slate, note, write_on
+from loaders.workers.timed import Caller
+from loaders.workers.timed import Late as CallLate
 from tests.loaders.arrays import ArraySource
 
 ROOT = Path(__file__).parents[2]
@@ -320,7 +320,7 @@ import sys
 import numpy as np, torch
 from torch.utils.data import Dataset
 from loaders import DataLoader, open_source
-from loaders.worker_faults import WorkerError
+from loaders.workers.faults import WorkerError
 
 class Large(Dataset):
     def __len__(self):
@@ -414,7 +414,7 @@ PARALLEL = """
 import numba, numpy as np
 from torch.utils.data import Dataset
 from loaders import DataLoader, open_source
-from loaders.worker_faults import WorkerError
+from loaders.workers.faults import WorkerError
 
 numba.config.THREADING_LAYER = "omp"
 

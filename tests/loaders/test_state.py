@@ -243,7 +243,7 @@ def test_u59_an_error_of_a_source_reaches_the_loop_with_its_text(num_workers):
 
 def test_an_error_of_the_planner_reaches_the_loop(monkeypatch):
     loader = make()
-    monkeypatch.setattr(type(loader._balanced.planning.steps), "members", lambda self, cursor: 1 / 0)
+    monkeypatch.setattr(type(loader.planning.steps), "members", lambda self, cursor: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(iter(loader))
 

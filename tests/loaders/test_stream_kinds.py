@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from balancer import CostModel, Topology, plan_step
 from loaders import DataLoader
 from loaders.sources.base import Rows
-from loaders.stream_intake import Held
-from loaders.stream_moves import packed, unpacked, wanted_of
+from loaders.streams.intake import Held
+from loaders.streams.moves import packed, unpacked, wanted_of
 from packing.table import SampleTable
 from tests.loaders.arrays import epoch_of
 from tests.loaders.streams import Stateful, Stream, contents

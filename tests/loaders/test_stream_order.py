@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders.stream_order import ENDLESS, first_in_turn, in_turn
+from loaders.streams.order import ENDLESS, first_in_turn, in_turn
 
 streams = st.lists(
     st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(0, 6))), min_size=1, max_size=6

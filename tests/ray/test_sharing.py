@@ -28,7 +28,7 @@ def batches_built():
 
 
 def test_processes_of_one_data_rank_share_one_copy_of_each_batch(address, monkeypatch):
-    monkeypatch.setattr("loaders.loader.has_peers", lambda topology: True)
+    monkeypatch.setattr("loaders.building.has_peers", lambda topology: True)
     loaders = [on_ray(address, mixture(), 0) for _ in range(2)]
     before = batches_built()
     pairs = list(zip(*loaders, strict=True))

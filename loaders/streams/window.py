@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from balancer import StepPlan, Topology, plan_step
 from balancer.runtime import HostGroup
 from loaders.shares import Share, shares_of_rank
-from loaders.stream_cursor import Place, StreamCursor
-from loaders.stream_intake import Intake
+from loaders.streams.cursor import Place, StreamCursor
+from loaders.streams.intake import Intake
 from packing.table import SampleTable
 
 NANOSECONDS = 1e9

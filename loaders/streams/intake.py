@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.catalog import COUNTED
 from loaders.faults import Fault, fault_of, must_stop, named, raise_named
 from loaders.labels import IGNORED
 from loaders.media.quarantine import Quarantine
@@ -23,8 +24,6 @@ from packing.table import SampleTable
 logger = logging.getLogger(__name__)
 
 FATES = {"drop": "dropped", "truncate": "truncated", "split": "split"}
-COUNTED = ("kept", "dropped", "truncated", "split", "unlabelled", "empty")
-"""What may become of a sample that can be read."""
 
 
 class Held(Source):

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from torch.utils.data import Dataset
 
 from loaders.collate import Packed
-from loaders.reading import Noted
 from loaders.shares import Share
-from loaders.slate import Slate, write_on
-from loaders.worker_faults import WorkerError, timed_out
+from loaders.workers.faults import WorkerError, timed_out
+from loaders.workers.reading import Noted
+from loaders.workers.slate import Slate, write_on
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ from torch.utils.data import Dataset, _utils, dataloader
 
 from loaders.collate import Packed
 from loaders.shares import Share
-from loaders.slate import Slate, current
 from loaders.sources.base import Source
-from loaders.worker_faults import WorkerError, cannot_start, died, pids_in, timed_out
-from loaders.worker_start import Desk, WorkerStart
+from loaders.workers.faults import WorkerError, cannot_start, died, pids_in, timed_out
+from loaders.workers.slate import Slate, current
+from loaders.workers.start import Desk, WorkerStart
 
 GRACE_S = 2.0
 """Workers that are still reading are given so long at the end of an iteration; torch gives 5 s to each."""

@@ -1,7 +1,7 @@
 """The balanced mode over a stream: each rank has one of its own, and steps that all ranks take together.
 
-Samples stay on their rank, whose window is divided into steps of equal time (`stream_window`), or they are
-exchanged: all streams are planned as one (`stream_union`). Streams are read, and messages sent, in the
+Samples stay on their rank, whose window is divided into steps of equal time (`window`), or they are
+exchanged: all streams are planned as one (`union`). Streams are read, and messages sent, in the
 training thread when a step is needed: a thread that went ahead would, where a loop is left half-way, leave
 the ranks in different messages. Worker processes read ahead instead.
 """
@@ -9,25 +9,17 @@ the ranks in different messages. Worker processes read ahead instead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-import torch
-
-from balancer import StepPlan, Topology
+from balancer import StepPlan
 from balancer.runtime import ContextGroups, HostGroup
 from loaders.batch import Batch
-from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
 from loaders.reader import Reader
-from loaders.stream_cursor import Place, StreamCursor
-from loaders.stream_intake import Held, Intake
-from loaders.stream_union import StepSize, UnionSteps
-from loaders.stream_window import Dividing, StreamStep, WindowSteps
-
-WINDOW = 4
-"""Steps of a window by default."""
+from loaders.streams.cursor import Place, StreamCursor, cursor_of_stream, stream_state
+from loaders.streams.window import StreamStep
 
 
 class Stepping(Protocol):
@@ -47,6 +39,8 @@ class Streaming:
 
     Args:
         place: the stream.
+        name: of the stream, for metrics.
+        identity: what a saved state must agree with.
         stepping: makes its steps.
         reader: makes batches of them.
         metrics: counters of given-out steps.
@@ -60,6 +54,8 @@ class Streaming:
         self,
         place: Place,
         *,
+        name: str,
+        identity: Mapping[str, Any],
         stepping: Stepping,
         reader: Reader,
         metrics: Metrics,
@@ -69,6 +65,8 @@ class Streaming:
         count: Callable[[], int],
     ) -> None:
         self.place = place
+        self.name = name
+        self.identity = identity
         self.stepping = stepping
         self.reader = reader
         self.metrics = metrics
@@ -100,10 +98,17 @@ class Streaming:
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration run over ``epoch``; a state loaded in the middle of it is kept."""
         if not (self.resumes and epoch == self.cursor.epoch):
-            self.load(StreamCursor(epoch=int(epoch), step=self.cursor.step))
+            self._go_on_at(StreamCursor(epoch=int(epoch), step=self.cursor.step))
 
-    def load(self, cursor: StreamCursor) -> None:
-        """Let the next iteration go on at ``cursor``."""
+    def state(self) -> dict[str, Any]:
+        """Where the next step comes from; see `stream_state`."""
+        return stream_state(self.cursor, self.identity)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where a state was saved. Raises as `cursor_of_stream`."""
+        self._go_on_at(cursor_of_stream(state, self.identity))
+
+    def _go_on_at(self, cursor: StreamCursor) -> None:
         self.cursor, self.resumes, self.latest = cursor, True, None
 
     def _run(self, cursor: StreamCursor, mark: object, host: HostGroup) -> Iterator[Batch]:
@@ -150,94 +155,6 @@ class Streaming:
                     self._groups.attach(batch)  # type: ignore[arg-type]  # a Batch has the names it is asked for
         return batches
 
-    def report(self, names: Sequence[str]) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """`Metrics.report`, with what became of the samples: of all ranks with exchange, else of this one."""
-        return self.metrics.report(names, {}) | self.stepping.counters()
-
-
-def open_stream(
-    dataset: Any,
-    *,
-    samples: Callable[[], Iterable[Any]],
-    in_process: bool,
-    exchange: bool,
-    size: StepSize,
-    window: int,
-    planner: Callable[..., StepPlan],
-    options: Mapping[str, Any],
-    capacity: int,
-    pad_slots: bool,
-    oversize: str,
-    length: Any,
-    phases: Sequence[str],
-    quarantine: Quarantine | None,
-    collate_fn: Any,
-    pad_to: Sequence[int],
-    topology: Topology,
-    rank: int,
-    drop_last: bool,
-    pin: bool,
-    setup: str,
-    host: Callable[[], HostGroup],
-    groups: Callable[[], ContextGroups | None],
-) -> Streaming:
-    """A stream as a balanced loader reads it; arguments as the loader and `UnionSteps` have them."""
-    name = type(dataset).__name__
-    place = Place(dataset, samples, in_process=in_process)
-    intake = Intake(
-        name, capacity=capacity, oversize=oversize, quarantine=quarantine, length=length, phases=phases
-    )
-    sources = [intake.source]
-    stepping: Stepping
-    if exchange:
-        sources = [Held(f"{name} of rank {other}") for other in range(topology.ranks)]
-        sources[rank] = intake.source
-        stepping = UnionSteps(
-            place,
-            intake,
-            sources,
-            size=size,
-            planner=planner,
-            options=options,
-            topology=topology,
-            drop_last=drop_last,
-            pad_slots=pad_slots,
-            setup=setup,
-        )
-    else:
-        assert size.samples is not None
-        dividing = Dividing(
-            batch_size=size.samples // topology.ranks, window=window, planner=planner, options=options
-        )
-        stepping = WindowSteps(place, intake, dividing=dividing, drop_last=drop_last)
-    return Streaming(
-        place,
-        stepping=stepping,
-        reader=Reader(sources, capacity=capacity, collate_fn=collate_fn, pad_to=pad_to),
-        metrics=Metrics.of(int(options["max_tokens"]), 1),
-        host=host,
-        groups=groups,
-        pin=pin and torch.cuda.is_available(),
-        count=lambda: _count(dataset, size, topology.ranks, drop_last),
-    )
-
-
-def _count(dataset: Any, size: StepSize, ranks: int, drop_last: bool) -> int:
-    """Steps of an epoch, if all ranks' streams are as long as this one's.
-
-    Raises:
-        TypeError: the stream has no length, or steps are counted in tokens.
-    """
-    if size.samples is None or not hasattr(dataset, "__len__"):
-        why = "steps end by their tokens" if hasattr(dataset, "__len__") else "the stream itself has none"
-        raise TypeError(
-            f"a loader over {type(dataset).__name__!r} has no len(): {why}. Count steps by batch.step, and "
-            "give schedules a number of steps or tokens."
-        )
-    samples = len(dataset) * ranks
-    return samples // size.samples if drop_last else -(-samples // size.samples)
-
-
-def as_it_is(sample: Any) -> Any:
-    """No collation: samples come from the workers one by one."""
-    return sample
+        return self.metrics.report([self.name], {}) | self.stepping.counters()

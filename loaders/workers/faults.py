@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from loaders.slate import Seen
+from loaders.workers.slate import Seen
 
 SHM_MARKS = ("No space left on device", "shared memory", "Bus error", "shm")
 SHM_WAY_OUT = (

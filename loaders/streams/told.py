@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.steps import join
-from loaders.stream_cursor import Place, StreamCursor
-from loaders.stream_intake import Intake
-from loaders.stream_order import ENDLESS, in_turn
-from loaders.stream_window import nothing
+from loaders.streams.cursor import Place, StreamCursor
+from loaders.streams.intake import Intake
+from loaders.streams.order import ENDLESS, in_turn
+from loaders.streams.window import nothing
 from packing.table import SampleTable
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from balancer import StepPlan
 from loaders.skipping import joined
 from loaders.sources.base import Rows
-from loaders.stream_intake import Held
+from loaders.streams.intake import Held
 from packing.table import SampleTable
 
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch.utils.data
 
-from loaders.slate import FIELDS, Slate, write_on
 from loaders.sources.base import Source
+from loaders.workers.slate import FIELDS, Slate, write_on
 
 LOOK_S = 1.0
 """How long a worker may outlive the training process."""

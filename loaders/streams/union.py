@@ -1,6 +1,6 @@
 """Streams of several ranks as one: lengths are told to all once a step, and samples move by the plan.
 
-The streams' samples in turn are one order (`stream_order`); a step is a run of it. Every rank reads only what
+The streams' samples in turn are one order (`order`); a step is a run of it. Every rank reads only what
 the step needs of its own stream, tells the lengths, makes the same plan, sends its samples to the ranks that
 compute them, and keeps nothing that is done.
 """
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from balancer import StepPlan, Topology
 from balancer.runtime import HostGroup
 from loaders.shares import shares_of_rank
-from loaders.steps import StepTokens
-from loaders.stream_cursor import Place, StreamCursor
-from loaders.stream_intake import Held, Intake
-from loaders.stream_moves import packed, unpacked, wanted_of
-from loaders.stream_order import first_in_turn
-from loaders.stream_told import Own, Told
-from loaders.stream_window import StreamStep, nothing
+from loaders.steps import StepTokens, tokens_wanted
+from loaders.streams.cursor import Place, StreamCursor
+from loaders.streams.intake import Held, Intake
+from loaders.streams.moves import packed, unpacked, wanted_of
+from loaders.streams.order import first_in_turn
+from loaders.streams.told import Own, Told
+from loaders.streams.window import StreamStep, nothing
 from packing.table import SampleTable
 
 NAMED = 8
@@ -43,13 +43,6 @@ class StepSize:
     tokens: StepTokens | None
     """Where ``samples`` is not given: it ends with the sample that reaches so many tokens."""
 
-    @classmethod
-    def of(cls, samples: int, global_batch_size: int | None, step_tokens: StepTokens | None) -> StepSize:
-        """As the loader's arguments say. samples: of ``batch_size`` over all ranks."""
-        if step_tokens is not None:
-            return cls(samples=None, tokens=step_tokens)
-        return cls(samples=samples if global_batch_size is None else global_batch_size, tokens=None)
-
     def __str__(self) -> str:
         if self.samples is not None:
             return f"{self.samples} samples"
@@ -62,12 +55,7 @@ class StepSize:
             ValueError: the user's function gives less than 1.
         """
         assert self.tokens is not None
-        wanted = self.tokens(step) if callable(self.tokens) else self.tokens
-        if int(wanted) < 1:
-            raise ValueError(
-                f"step_tokens must give at least 1 token a step, it gave {wanted!r} for step {step}."
-            )
-        return int(wanted)
+        return tokens_wanted(self.tokens, step)
 
 
 def identity_of_union(size: StepSize, capacity: int, oversize: str) -> dict[str, Any]:
