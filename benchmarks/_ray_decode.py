@@ -28,6 +28,7 @@ RANKS = 2
 ROWS = 20_000
 WARM_S, MEASURED_S, LEAST_STEPS = 30.0, 12.0, 30
 """Actors start within seconds where CPUs are free, and within half a minute where others use them too."""
+ENGINES = ("local", "ray")
 DECODE_S = 0.02
 """Of an image, where decoding is played by waiting: then a worker is a CPU of its own."""
 
@@ -199,16 +200,22 @@ def hidden(step_s: float = 0.05, *, wait_s: float) -> dict[str, float]:
 
 
 def decode_rows() -> list[dict[str, Any]]:
-    """Waiting in place of decoding on 8 CPUs, real pictures on this machine's, and a step of 50 ms."""
+    """Waiting in place of decoding, on 8 CPUs, and a step of 50 ms."""
+    rows = [("waited", engine, 8, partial(throughput, engine, 8, wait_s=DECODE_S)) for engine in ENGINES]
+    return _measured([*rows, ("waited, steps of 50 ms", "ray", 8, partial(hidden, wait_s=DECODE_S))])
+
+
+def picture_rows() -> list[dict[str, Any]]:
+    """Real pictures on this machine's CPUs: for a machine with nothing else to do."""
+    cpus = len(os.sched_getaffinity(0))
+    return _measured(
+        [("decoded", engine, cpus, partial(throughput, engine, cpus, wait_s=None)) for engine in ENGINES]
+    )
+
+
+def _measured(runs: list[tuple[str, str, int, Callable[[], dict[str, float]]]]) -> list[dict[str, Any]]:
     import ray
 
-    real = len(os.sched_getaffinity(0))
-    runs: list[tuple[str, str, int, Callable[[], dict[str, float]]]] = [
-        (work, engine, cpus, partial(throughput, engine, cpus, wait_s=wait_s))
-        for work, cpus, wait_s in (("waited", 8, DECODE_S), ("decoded", real, None))
-        for engine in ("local", "ray")
-    ]
-    runs.append(("waited, steps of 50 ms", "ray", 8, partial(hidden, wait_s=DECODE_S)))
     found = []
     for work, engine, cpus, measure in runs:
         if engine == "ray":

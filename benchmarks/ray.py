@@ -37,6 +37,13 @@ def decode() -> None:
     publish("ray_decode", decode_rows())
 
 
+def pictures() -> None:
+    """The same with real pictures, where nothing else runs."""
+    from benchmarks._ray_decode import picture_rows
+
+    publish("ray_pictures", picture_rows())
+
+
 def overhead() -> None:
     """Plain text on one machine: what Ray costs where it is not needed."""
     from benchmarks._ray_decode import overhead_rows
@@ -93,6 +100,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "planner": planner,
     "memory": memory,
     "decode": decode,
+    "pictures": pictures,
     "overhead": overhead,
     "figure": figure,
 }
