@@ -254,7 +254,7 @@ def check_cap(max_tokens: int, degrees: Sequence[int]) -> None:
     if max(degrees) > 1 and max_tokens % 2:
         # not refused: it costs one token a rank, and none where one rank works alone, without alignment
         logger.warning(
-            "max_tokens=%d is odd: of micro-batches that d ranks share, where samples are padded to multiples "
+            "max_tokens=%d is odd: of micro-batches that d ranks share, their samples padded to multiples "
             "of 2 * d, each rank holds at most %d. Nothing is lost with %d or %d.",
             max_tokens,
             max_tokens - 1,

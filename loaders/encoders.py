@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from balancer.phases import Phase, plan_phases
@@ -10,6 +11,9 @@ from balancer.plan import StepPlan
 from loaders.mixture import Mixture
 from loaders.sources.base import Source
 from packing.table import SampleTable
+
+LOSS_TOKENS = "loss_tokens"
+"""A phase that every source has: the labels that count, for those who want ranks to have equally many."""
 
 
 def encoders_too(phases: Mapping[str, Phase | Any], policy: str) -> Callable[..., StepPlan]:
@@ -22,9 +26,15 @@ def encoders_too(phases: Mapping[str, Phase | Any], policy: str) -> Callable[...
         raise ValueError(f'phases are planned by policy="balanced" only, it is {policy!r}.')
 
     def plan(table: SampleTable, **options: Any) -> StepPlan:
-        return plan_phases(table, phases=phases, mode="joint", **options).language
+        return plan_phases(_with_loss_tokens(table, phases), phases=phases, mode="joint", **options).language
 
     return plan
+
+
+def _with_loss_tokens(table: SampleTable, wanted: Collection[str]) -> SampleTable:
+    if LOSS_TOKENS not in wanted or LOSS_TOKENS in table.phases:
+        return table
+    return replace(table, phases={**table.phases, LOSS_TOKENS: table.num_loss_tokens})
 
 
 def units_limits(phases: Mapping[str, Phase | Any] | None) -> dict[str, int]:

@@ -17,6 +17,25 @@ from loaders.media.presence import Fillers
 from packing.table import SampleTable
 
 
+@dataclass(kw_only=True, slots=True)
+class Spread:
+    """How evenly ranks shared something: sums over steps of the least, the most and the mean of a step."""
+
+    least: float = 0.0
+    most: float = 0.0
+    mean: float = 0.0
+
+    def add(self, load: NDArray[np.float64]) -> None:
+        """load: [R] of one step."""
+        self.least += float(load.min())
+        self.most += float(load.max())
+        self.mean += float(load.mean())
+
+    def report(self, steps: int) -> dict[str, float]:
+        """Means over the steps."""
+        return {"min": self.least / steps, "max": self.most / steps, "mean": self.mean / steps}
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class Metrics:
     """Sums over the steps given out in this process. They are of whole steps, all ranks together."""
@@ -32,6 +51,10 @@ class Metrics:
     samples: int = 0
     tokens: int = 0
     loss_tokens: int = 0
+    rank_tokens: Spread = field(default_factory=Spread)
+    """Tokens of each rank in a step, padding aside."""
+    rank_loss_tokens: Spread = field(default_factory=Spread)
+    """Labels that count, of each rank in a step."""
     capacity_tokens: int = 0
     """Packs times ``max_tokens``: what the micro-batches could hold."""
     padding_tokens: int = 0
@@ -90,6 +113,8 @@ class Metrics:
         self.steps += 1
         self.tokens += tokens
         self.loss_tokens += int(table.num_loss_tokens.sum())
+        self.rank_tokens.add(unit_load(plan, table.num_tokens))
+        self.rank_loss_tokens.add(unit_load(plan, table.num_loss_tokens))
         self.capacity_tokens += int(batches.cp_degree.sum()) * self.max_tokens
         self.padding_tokens += int(batches.tokens.sum()) - tokens
         self.imbalance += plan.imbalance
@@ -122,6 +147,8 @@ class Metrics:
             "samples": self.samples,
             "tokens": self.tokens,
             "loss_tokens": self.loss_tokens,
+            "rank_tokens": self.rank_tokens.report(steps),
+            "rank_loss_tokens": self.rank_loss_tokens.report(steps),
             "fill": self.tokens / self.capacity_tokens if self.capacity_tokens else 0.0,
             "padding_tokens": self.padding_tokens,
             "imbalance": self.imbalance / steps if self.steps else 1.0,
@@ -146,12 +173,13 @@ class Metrics:
 
 
 def unit_load(plan: StepPlan, units: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[R] units of one phase that each rank works on; ranks that share a micro-batch share its units
+    """[R] units of one kind that each rank works on; ranks that share a micro-batch share its units
     evenly.
     """
     batches = plan.micro_batches
-    load = np.zeros(plan.ranks, np.float64)
-    for m in range(len(batches)):
-        first, degree = int(batches.first_rank[m]), int(batches.cp_degree[m])
-        load[first : first + degree] += float(units[batches.samples(m)].sum()) / degree
-    return load
+    sums = np.concatenate(([0], np.cumsum(units[batches.order])))
+    of_batch = np.diff(sums[batches.offsets]) / batches.cp_degree  # [M] on each of its ranks
+    begins = np.cumsum(batches.cp_degree) - batches.cp_degree
+    within = np.arange(int(batches.cp_degree.sum())) - np.repeat(begins, batches.cp_degree)
+    rank = np.repeat(batches.first_rank, batches.cp_degree) + within
+    return np.bincount(rank, np.repeat(of_batch, batches.cp_degree), plan.ranks).astype(np.float64)

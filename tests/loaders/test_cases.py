@@ -98,7 +98,7 @@ def test_u14_only_rows_that_may_lose_all_are_looked_at():
 
 
 class Trainable(ArraySource):
-    """Samples with few or many labels, which are balanced as a phase of their own."""
+    """Samples with few or many labels."""
 
     def __init__(self, lengths, counts):
         super().__init__(lengths)
@@ -107,29 +107,68 @@ class Trainable(ArraySource):
     def loss_tokens(self):
         return self.counts
 
-    def phases(self):
-        return {"labels": self.counts}
+
+TRAINABLE = [200, 200, 7_900, 7_900, 4_000, 4_000, 1_000, 7_000]
+
+
+def trainable(rank=0, lengths=(8_000,) * 8, counts=TRAINABLE, **arguments):
+    arguments = {"batch_size": 2, "max_tokens": 8_000, "cost": CostModel(linear=1e-4)} | arguments
+    return DataLoader(Trainable(lengths, counts), topology=Topology(ranks=4), rank=rank, **arguments)
 
 
 def test_u16_trainable_tokens_can_be_balanced_under_the_cap():
-    counts = [200, 200, 7_900, 7_900, 4_000, 4_000, 1_000, 7_000]
-    loader = DataLoader(
-        Trainable([8_000] * 8, counts),
-        batch_size=2,
-        max_tokens=8_000,
-        topology=Topology(ranks=4),
-        rank=0,
-        cost=CostModel(linear=1e-4),
-        phases={"labels": CostModel(linear=1e-4)},
-    )
+    loader = trainable(phases={"loss_tokens": CostModel(linear=1e-4)})
     plan = loader.step(0).plan
     assert plan.imbalance == pytest.approx(1.0)
     assert plan.micro_batches.tokens.max() <= 8_000
     per_rank = [
-        sum(counts[s] for m in plan.for_rank(rank) for s in plan.micro_batches.samples(m))
+        sum(TRAINABLE[s] for m in plan.for_rank(rank) for s in plan.micro_batches.samples(m))
         for rank in range(4)
     ]
     assert max(per_rank) / np.mean(per_rank) <= 1.01
+
+
+def test_u16_both_counts_are_told_for_each_rank():
+    loader = trainable(phases={"loss_tokens": CostModel(linear=1e-4)})
+    list(loader)
+    report = loader.metrics()
+    assert report["rank_tokens"] == {"min": 16_000, "max": 16_000, "mean": 16_000}
+    labels = report["rank_loss_tokens"]
+    assert labels["mean"] == sum(TRAINABLE) / 4
+    assert labels["max"] / labels["mean"] <= 1.01
+    assert labels["min"] / labels["mean"] >= 0.99
+    by_default = trainable()
+    list(by_default)
+    assert by_default.metrics()["rank_tokens"] == report["rank_tokens"]
+    assert by_default.metrics()["rank_loss_tokens"]["mean"] == labels["mean"]
+
+
+@pytest.mark.parametrize("degrees", [(1,), (1, 2, 4)])
+def test_u16_counts_of_ranks_are_those_of_their_batches(degrees):
+    draw = np.random.default_rng(8)
+    lengths = draw.integers(1, 100 * max(degrees), 200)
+    counts = draw.integers(0, lengths)
+    loaders = [
+        trainable(rank, lengths, counts, max_tokens=100, cp_degrees=degrees, shuffle=True)
+        for rank in range(4)
+    ]
+    tokens = np.zeros((len(loaders[0]), 4))
+    labels = np.zeros_like(tokens)
+    for rank, loader in enumerate(loaders):
+        for batch in loader:
+            rows = batch.sample_ids[:, 1]
+            tokens[batch.step, rank] += lengths[rows].sum() / batch.cp_degree
+            labels[batch.step, rank] += counts[rows].sum() / batch.cp_degree
+    for loader in loaders:
+        report = loader.metrics()
+        for name, found in (("rank_tokens", tokens), ("rank_loss_tokens", labels)):
+            assert report[name] == pytest.approx(
+                {
+                    "min": found.min(axis=1).mean(),
+                    "max": found.max(axis=1).mean(),
+                    "mean": found.mean(axis=1).mean(),
+                }
+            )
 
 
 # ------------------------------------------------------------------------------------------------ U17
@@ -347,17 +386,16 @@ def test_u51_a_capacity_that_does_not_divide_is_told_and_loses_one_token_a_rank(
         assert "each rank holds at most 32" in told[0]
         assert "Nothing is lost with 32 or 34" in told[0]
     seen = set()
-    for step in range(len(mixed)):
-        batches = mixed.step(step).plan.micro_batches
+    for step in map(mixed.step, range(len(mixed))):
+        batches = step.plan.micro_batches
         for m in range(len(batches)):
             degree = int(batches.cp_degree[m])
             seen.add(degree)
             pieces = 2 * degree if degree > 1 else 1
-            padded = int(
-                (-(-lengths[mixed.step(step).table.row[batches.samples(m)]] // pieces) * pieces).sum()
-            )
+            padded = (-(-lengths[step.table.row[batches.samples(m)]] // pieces) * pieces).sum()
             assert batches.tokens[m] == padded <= degree * (max_tokens if degree == 1 else 32)
-    assert {1, 2} <= seen
+    assert seen - {1}
+    assert loader((1,), ArraySource([max_tokens])).step(0).plan.micro_batches.tokens.tolist() == [max_tokens]
     # the longest sample that d ranks can hold is one that fills all of their even tokens
     assert loader((2,), ArraySource([64])).step(0).plan.micro_batches.tokens.tolist() == [64]
     with pytest.raises(ValueError, match="65"):
