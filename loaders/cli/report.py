@@ -258,8 +258,8 @@ def _memory(
 
 def _write(console: Console, found: Report, path: Path) -> None:
     from loaders.packing_job.atomic import whole_file
+    from loaders.reporting.headline import headline
     from loaders.reporting.page import page
-    from loaders.reporting.words import headline
 
     with whole_file(path) as partial:
         partial.write_text(page(found), encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,9 +124,3 @@ def remove_partial_files(work: Path) -> None:
     """Delete what killed processes were writing."""
     for path in work.rglob(".*.partial"):
         path.unlink(missing_ok=True)
-
-
-def free_bytes(folder: Path) -> int:
-    """Room left on the disk of a folder."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize

@@ -49,7 +49,7 @@ def _end_s(report: Report) -> float:
 
 
 def _way(report: Report, row: Row, end_s: float) -> str:
-    name = words.NAMES.get(row.name, row.name)
+    name = words.name_of(row.name)
     head = f'<span><strong>{name}</strong><span class="meaning">{html.escape(_meaning(row))}</span></span>'
     if "error" in row.numbers:
         reason = html.escape(row.numbers["error"])
@@ -96,7 +96,7 @@ def _ways_table(report: Report) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    numbers, name = row.numbers, words.NAMES.get(row.name, row.name)
+    numbers, name = row.numbers, words.name_of(row.name)
     setting = [f"{row.setting.max_tokens:,}", words.degrees(row.setting.cp_degrees)]
     if "error" in numbers:
         return [name, "cannot plan", *[""] * 8, *setting]
@@ -138,7 +138,7 @@ def _forest_table(report: Report, gains: list[Gain]) -> str:
     head += ["95 %, steps and fit"] if fitted else []
     head += [f"attention \u00d7{shift.attention:g}" for shift in report.shifts]
     rows = [
-        [words.NAMES.get(gain.over, gain.over), words.times(gain.times), words.interval(gain.low, gain.high)]
+        [words.name_of(gain.over), words.times(gain.times), words.interval(gain.low, gain.high)]
         + ([words.interval(gain.low_with_fit, gain.high_with_fit)] if fitted else [])
         + [words.times(s.times[gain.over]) if gain.over in s.times else "" for s in report.shifts]
         for gain in gains
@@ -161,7 +161,7 @@ def _forest_row(report: Report, gain: Gain, low: float, high: float) -> str:
         for shift in report.shifts
         if gain.over in shift.times
     )
-    name, spread = words.NAMES.get(gain.over, gain.over), words.interval(gain.low, gain.high)
+    name, spread = words.name_of(gain.over), words.interval(gain.low, gain.high)
     told = f"{words.times(gain.times)} as fast as {name}, 95 % interval {spread}"
     return (
         f'<li><span>{name}</span><span class="lane" role="img" aria-label="{html.escape(told, quote=True)}">'

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from loaders.reporting import sections, words
 from loaders.reporting.assumptions import arbitrary, assumptions
+from loaders.reporting.headline import compared_with, headline
 from loaders.reporting.report import Report, Row, as_json
 from loaders.reporting.style import CSS
 
@@ -38,7 +39,7 @@ def files(report: Report) -> str:
 def _header(report: Report) -> str:
     question = report.question
     return (
-        f'<header><p class="kicker">evenload report</p><h1>{html.escape(words.headline(report))}</h1>'
+        f'<header><p class="kicker">evenload report</p><h1>{html.escape(headline(report))}</h1>'
         f'<p class="lead">Predicted for {html.escape(files(report))} on {html.escape(cluster(report))}, '
         f"{question.global_batch_size:,} samples a step, over {words.many(question.steps, 'step')}.</p>"
         f"{_cards(report)}{_notes(report)}</header>"
@@ -72,7 +73,7 @@ def _cards(report: Report) -> str:
         if gain is not None:
             spread = "" if gain.low is None else f"95 %: {words.interval(gain.low, gain.high)}"
             cards.append(_card(words.times(gain.times), what, spread, first=not cards))
-    now = report.row(words.compared_with(report) or "")
+    now = report.row(compared_with(report) or "")
     cards.append(_change(now, best["idle"], "idle", "of GPU time is waiting"))
     if best["mfu"] is not None:
         cards.append(_change(now, best["mfu"], "mfu", "of the GPUs\u2019 peak (MFU)"))

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from loaders.reporting.report import Report, Row
-
 NAMES = {
     "padded": "padded",
     "equal_samples": "packed, not balanced",
@@ -116,24 +111,6 @@ def degrees(cp_degrees: tuple[int, ...]) -> str:
     return ", ".join(map(str, cp_degrees))
 
 
-def row_name(row: Row) -> str:
-    """A row of the comparison; the tuned one with what was found."""
-    return NAMES.get(row.name, row.name)
-
-
-def compared_with(report: Report) -> str | None:
-    """The row that the headline compares with: packed but not balanced, or whatever can be planned."""
-    names = [gain.over for gain in report.gains]
-    return next((name for name in ("equal_samples", *names) if name in names), None)
-
-
-def headline(report: Report) -> str:
-    """The result in a sentence."""
-    name = compared_with(report)
-    gain = None if name is None else report.gain_over(name)
-    if gain is None or name is None:
-        return "Only balanced plans can run these samples at all."
-    what = {"equal_samples": "packing without balance", "padded": "padding"}.get(name, NAMES[name])
-    if gain.times < 1.005:
-        return f"Balancing would win nothing over {what} on this data."
-    return f"Balanced steps would run {times(gain.times)} as fast as {what}."
+def name_of(row: str) -> str:
+    """A row of the comparison."""
+    return NAMES.get(row, row)

@@ -48,11 +48,6 @@ class Layout:
         """The source's row that is the first of a file."""
         return int(self.first_row[int(np.searchsorted(self.file, file))])
 
-    def has_chunks(self, file: int) -> bool:
-        """Whether a file has any row."""
-        first = int(np.searchsorted(self.file, file))
-        return first < self.file.size and int(self.file[first]) == file
-
 
 def join_files(found: Iterable[FileChunks | str]) -> Layout:
     """The layout over all files; a text in the place of a file's chunks says why it is left out."""

@@ -213,6 +213,10 @@ def test_streams_are_read_as_torch_reads_them():
 def test_arguments_of_the_balanced_mode_need_max_tokens():
     with pytest.raises(ValueError, match="oversize, seed only has an effect with max_tokens"):
         DataLoader(DATA, oversize="drop", seed=3)
+    for argument in ({"max_errors": 0}, {"cp_degrees": [1, 2]}, {"cp_degrees": 2}, {"exchange": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(argument))} only has an effect with max_tokens"):
+            DataLoader(DATA, **argument)
+    assert len(DataLoader(DATA, cp_degrees=[1], max_errors=0.01)) == len(DATA)  # as by default
     with pytest.raises(RuntimeError, match="only known with max_tokens"):
         DataLoader(DATA).metrics()
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_token'"):

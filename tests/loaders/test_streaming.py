@@ -176,6 +176,7 @@ def test_what_a_stream_cannot_do_is_said():
     for arguments, match in (
         ({"step_tokens": 8}, "step_tokens over an IterableDataset needs exchange=True"),
         ({"length": [3, 40]}, "length must name an entry of a stream's samples"),
+        ({"engine": "ray"}, "engine cannot be used over an IterableDataset"),
         ({"fill_media": True}, "fill_media cannot be used over an IterableDataset"),
         ({"global_batch_size": 3, "topology": Topology(ranks=2), "rank": 0}, "must be a multiple of the 2"),
         (

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from balancer import CostModel, Topology
 from loaders.reporting import comparing, words
+from loaders.reporting.headline import headline
 from loaders.reporting.page import page
 from loaders.reporting.plot import nice_ticks
 from loaders.reporting.question import Setting
@@ -74,7 +75,7 @@ def test_gains_lengths_and_degrees_show_the_json(found, shown):
 def test_the_headline_and_the_recommendation_are_in_words(found, shown):
     best = found.recommended.setting
     said = shown.text()
-    assert words.headline(found) in said
+    assert headline(found) in said
     assert f"max_tokens={best.max_tokens}" in said
     assert f'sync="{best.sync}"' in said
     for reason in found.recommended.reasons.values():
@@ -154,7 +155,7 @@ def test_what_is_not_known_is_said():
     assert "Memory is not known" in said
     assert "not known whether memory holds it" in said
     assert "2 steps say little about the spread" in said
-    assert "MFU" not in words.headline(report(steps=1))
+    assert "MFU" not in headline(report(steps=1))
 
 
 def test_a_way_that_cannot_plan_says_why(found):
