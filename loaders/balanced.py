@@ -29,7 +29,7 @@ from loaders.opening import Opened
 from loaders.reader import Reader
 from loaders.separate import Separate, SeparateReader, separate_step
 from loaders.shares import Share, shares_of_rank
-from loaders.state import Cursor, from_state, to_state
+from loaders.state import OVERTAKEN, Cursor, from_state, to_state
 from loaders.steps import Steps
 from loaders.weights import count_labels
 from packing.table import SampleTable
@@ -204,6 +204,8 @@ class Balanced:
         self.knows_loss_tokens = all(catalog.source.knows_loss_tokens for catalog in catalogs)
         self.latest: object | None = None
         """Mark of the iteration that moves the cursor."""
+        self.overtaken: object | None = None
+        """Mark of the iteration during which a state was loaded: it must not go on as if none had been."""
 
     def attach(self, batch: Batch) -> Batch:
         """Give a batch the process group of its ranks."""
@@ -236,7 +238,9 @@ class Balanced:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where a state was saved. Raises as `from_state`."""
-        self._go_on_at(from_state(state, self.opened.identity))
+        cursor = from_state(state, self.opened.identity)
+        self.overtaken = self.latest or self.overtaken
+        self._go_on_at(cursor)
 
     def _go_on_at(self, cursor: Cursor) -> None:
         self.cursor, self.resumes, self.latest = cursor, True, None
@@ -284,6 +288,8 @@ class BalancedIterator(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         owner = self._owner
+        if owner.overtaken is self._mark:
+            raise RuntimeError(OVERTAKEN)
         started = time.perf_counter()
         try:
             batch = next(self._inner)

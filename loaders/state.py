@@ -8,6 +8,11 @@ from typing import Any
 
 VERSION = 1
 """States of older versions are read as long as this code knows them; newer ones are refused."""
+OVERTAKEN = (
+    "a state was loaded after this iteration had begun, which it cannot follow: its batches are those of "
+    "another position. Iterate over the loader anew (for batch in loader) to go on at the state."
+)
+"""What an iteration says that is asked for more batches after that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

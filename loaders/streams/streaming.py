@@ -18,6 +18,7 @@ from balancer.runtime import ContextGroups, HostGroup
 from loaders.batch import Batch
 from loaders.metrics import Metrics
 from loaders.reader import Reader
+from loaders.state import OVERTAKEN
 from loaders.streams.cursor import Place, StreamCursor, cursor_of_stream, stream_state
 from loaders.streams.window import StreamStep
 
@@ -80,6 +81,8 @@ class Streaming:
         """Whether the next iteration goes on at the cursor instead of starting an epoch."""
         self.latest: object | None = None
         """Mark of the iteration that moves the cursor."""
+        self.overtaken: object | None = None
+        """Mark of the iteration during which a state was loaded."""
         self.last_plan: StepPlan | None = None
 
     def start(self) -> Iterator[Batch]:
@@ -106,7 +109,9 @@ class Streaming:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where a state was saved. Raises as `cursor_of_stream`."""
-        self._go_on_at(cursor_of_stream(state, self.identity))
+        cursor = cursor_of_stream(state, self.identity)
+        self.overtaken = self.latest or self.overtaken
+        self._go_on_at(cursor)
 
     def _go_on_at(self, cursor: StreamCursor) -> None:
         self.cursor, self.resumes, self.latest = cursor, True, None
@@ -116,6 +121,7 @@ class Streaming:
         steps = self.stepping.steps(cursor, host)
         number = cursor.step
         while True:
+            self._follow(mark)
             began = time.perf_counter()
             step = next(steps, None)
             if step is None:
@@ -123,6 +129,7 @@ class Streaming:
             batches = self._batches(step, number, host)
             self.last_plan = step.plan
             for batch in batches:
+                self._follow(mark)
                 self.metrics.wait_s += time.perf_counter() - began
                 self.metrics.batches += 1
                 self.metrics.dummies += batch.place.is_dummy
@@ -138,6 +145,11 @@ class Streaming:
             self.latest = None
             self.cursor = StreamCursor(epoch=self.cursor.epoch + 1, step=number)
             self.resumes = True
+
+    def _follow(self, mark: object) -> None:
+        """Refuse to go on as if no state had been loaded meanwhile."""
+        if self.overtaken is mark:
+            raise RuntimeError(OVERTAKEN)
 
     def _batches(self, step: StreamStep, number: int, host: HostGroup) -> list[Batch]:
         """The whole step at once, so that a ``collate_fn`` that fails is known to all before they run it."""

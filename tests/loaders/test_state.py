@@ -101,7 +101,8 @@ def test_a_state_loaded_after_the_iteration_has_begun_is_used_by_the_next_one():
     for _ in range(3):
         next(batches)
     loader.load_state_dict(state)
-    next(batches, None)  # the old iteration no longer moves the state
+    with pytest.raises(RuntimeError, match="a state was loaded after this iteration had begun"):
+        next(batches)  # rather than as if no state had been loaded
     assert loader.state_dict() == state
     assert ids_of(epoch_of(loader)) == ids_of(epoch_of(make()))[1:]
 

@@ -96,6 +96,8 @@ def test_u33_a_state_that_is_loaded_after_iterating_has_begun_counts_for_the_nex
     state = loader.state_dict()
     list(itertools.islice(batches, 2))
     loader.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="a state was loaded after this iteration had begun"):
+        next(batches)
     assert contents([first, *epoch_of(loader)]) == contents([[*whole[0], *whole[1]], *whole[2:]])
 
 
