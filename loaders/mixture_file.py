@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import numbers
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from loaders.mixture import Mixture
+from loaders.sources import open_source
+
+_OF_MIXTURE = ("by", "stop", "temperature", "seed")
+_OF_SOURCE = tuple(inspect.signature(open_source).parameters)[1:]
 
 
 def read_mixture(path: str) -> Mixture:
@@ -13,31 +19,55 @@ def read_mixture(path: str) -> Mixture:
     import yaml
 
     with open(path, encoding="utf-8") as file:
-        return _from_config(yaml.safe_load(file), path)
+        try:
+            config = yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path}: not YAML: {error}") from error
+    return _from_config(config, path)
 
 
-def _from_config(config: Any, path: str) -> Mixture:
+def _from_config(config: Any, path: str, group: str = "the mixture") -> Mixture:
     if not isinstance(config, Mapping) or not isinstance(config.get("sources"), list):
         raise ValueError(f"{path}: a mixture needs a list named sources, each with a name and a path.")
+    _refuse_unknown(config, (*_OF_MIXTURE, "sources"), path, group)
     sources: dict[str, Any] = {}
     weights: dict[str, float] = {}
     repeat: dict[str, float] = {}
     for number, entry in enumerate(config["sources"]):
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"{path}: source {number} must have a name and a path, it is {entry!r}.")
         options = dict(entry)
         name = str(options.pop("name", f"source {number}"))
         if name in sources:
             raise ValueError(f"{path}: two sources are named {name!r}.")
         if "weight" in options:
-            weights[name] = options.pop("weight")
+            weights[name] = _number(options.pop("weight"), f"{path}: the weight of {name!r}")
         if "repeat" in options:
-            repeat[name] = options.pop("repeat")
+            repeat[name] = _number(options.pop("repeat"), f"{path}: repeat of {name!r}")
         if "sources" in options:
-            sources[name] = _from_config(options, path)
+            sources[name] = _from_config(options, path, f"group {name!r}")
         elif "path" in options:
-            from loaders.sources import open_source
-
-            sources[name] = open_source(options.pop("path"), name=name, **options)
+            where = options.pop("path")
+            _refuse_unknown(options, _OF_SOURCE, path, f"source {name!r}")
+            sources[name] = open_source(where, name=name, **options)
         else:
-            raise ValueError(f"{path}: source {name!r} has neither a path nor sources.")
-    known = {key: config[key] for key in ("by", "stop", "temperature", "seed") if key in config}
+            raise ValueError(
+                f"{path}: source {name!r} has neither a path nor sources; "
+                f"it has {', '.join(map(str, options)) or 'nothing'}."
+            )
+    known = {key: config[key] for key in _OF_MIXTURE if key in config}
     return Mixture(sources, weights or None, repeat=repeat, **known)
+
+
+def _refuse_unknown(given: Collection[Any], known: Collection[str], path: str, what: str) -> None:
+    unknown = sorted(str(key) for key in given if key not in known)
+    if unknown:
+        raise ValueError(
+            f"{path}: {what} has {', '.join(unknown)}, which means nothing; known: {', '.join(known)}."
+        )
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{what} must be a number, got {value!r}.")
+    return float(value)

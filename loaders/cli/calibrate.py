@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from loaders.calibrate import Calibration
 
+_NOISY = 0.2
+"""Median relative error from which on the caption says what may be wrong."""
+
 
 def calibrate(
     model: Annotated[
@@ -67,11 +70,12 @@ def calibrate(
     from loaders.calibrate import forward_loss
 
     console = Console()
+    device = _checked_device(device) if device else _default_device()
     module = _build(model, dtype)
     options: dict[str, Any] = {
         "make_batch": None if batch is None else load_function(batch),
         "loss": forward_loss if loss is None else load_function(loss),
-        "device": device or _default_device(),
+        "device": device,
         "max_tokens": max_tokens,
         "max_length": max_length,
         "repeats": repeats,
@@ -134,6 +138,16 @@ def _build(name: str, dtype: str | None) -> Any:
     return module.to(kind)
 
 
+def _checked_device(name: str) -> str:
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
+        raise typer.BadParameter(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from error
+    return name
+
+
 def _default_device() -> str:
     import torch
 
@@ -181,6 +195,11 @@ def _summary(result: Calibration) -> Table:
     report = cost.report
     if report is not None:
         table.caption = f"median error {report.median_error:.1%}, largest {report.max_error:.1%}"
+        if report.median_error > _NOISY:
+            table.caption += (
+                "\nThese times do not follow one cost: on a machine that others use, give --cpu-time or more "
+                "--seconds; else see --attention"
+            )
     return table
 
 

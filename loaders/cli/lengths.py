@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def read_lengths(
 
     Raises:
         FileNotFoundError: nothing is there.
-        ValueError: no lengths found, or lengths that are not whole numbers; names the file.
+        ValueError: no lengths found, none above 0, or lengths that are not whole numbers; names the file.
     """
     parts, kinds, namers, starts = [], [], [], [0]
     for file in files:
@@ -59,8 +60,14 @@ def read_lengths(
         kinds.append(kind)
         namers.append(namer)
         starts.append(starts[-1] + tokens.size)
+    tokens = np.concatenate(parts)
+    if not tokens.any():
+        raise ValueError(
+            f"there are no samples with tokens in {', '.join(files)} ({tokens.size} rows). "
+            "Check the path and the column."
+        )
     return FileLengths(
-        tokens=np.concatenate(parts),
+        tokens=tokens,
         kind=", ".join(dict.fromkeys(kinds)),
         starts=starts[:-1],
         namers=namers,
@@ -87,7 +94,9 @@ def _read_file(
 
 def _text_numbers(file: str) -> Any:
     try:
-        return np.loadtxt(file, ndmin=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of empty files, which are told of below
+            return np.loadtxt(file, ndmin=1)
     except ValueError as error:
         raise ValueError(f"{file} must hold one number of tokens a line: {error}") from error
 
@@ -114,9 +123,13 @@ def _length_column(file: str, suffix: str, column: str, length: str | None) -> s
 
 def _column_names(file: str, suffix: str) -> list[str]:
     if suffix == ".parquet":
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        return list(pq.read_schema(file).names)
+        try:
+            return list(pq.read_schema(file).names)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{file}: not a whole parquet file: {error}. Write it again.") from error
     return list(_read_table(file, suffix).column_names)
 
 

@@ -69,7 +69,7 @@ def pack_command(
     seed: Annotated[int, typer.Option(help="Of the order of packs.")] = 0,
     workers: Annotated[
         int | None,
-        typer.Option(help="Processes, or tasks at a time on a cluster; default: one for each CPU."),
+        typer.Option(min=1, help="Processes, or tasks at a time on a cluster; default: one for each CPU."),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="Where the work runs: local, or ray for the nodes of a cluster.")

@@ -60,12 +60,13 @@ def plan(
 
     console = Console(stderr=as_json)
     try:
+        check_sync(sync)
         degrees, model, capacity = parse_degrees(cp_degrees), parse_cost(cost), parse_amount(max_tokens)
         topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
         with _waiting(console, "reading lengths"):
             lengths = read_lengths(files, column=column, length=length)
         admitted = plan_report.admit(lengths, topology=topology, max_tokens=capacity, cp_degrees=degrees)
-        batch = global_batch_size or min(max(admitted.lengths.size, 1), _WHOLE_FILE)
+        batch = min(global_batch_size or _WHOLE_FILE, max(admitted.lengths.size, 1))
         outcomes, steps_in_epoch = _compare(
             console,
             admitted.lengths,
@@ -95,7 +96,11 @@ def plan(
         typer.echo(json.dumps(plan_report.as_json(setting, model, admitted, outcomes), indent=2))
     else:
         plan_report.show(console, setting, model, admitted, outcomes)
-    _draw(outcomes, plot, trace)
+    try:
+        _draw(outcomes, plot, trace)
+    except EXPECTED as error:
+        report(error)
+        raise typer.Exit(1) from error
     if outcomes and all(outcome.error for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -123,6 +128,14 @@ def parse_cost(text: str) -> CostModel:
     if text.count(",") > 2:
         raise ValueError(f"--cost takes three numbers, linear,quadratic,fixed, got {text!r}.")
     return CostModel(linear, quadratic, fixed)
+
+
+def check_sync(sync: str) -> None:
+    """Raises ValueError."""
+    from balancer.planning.problem import SYNC_MODES
+
+    if sync not in SYNC_MODES:
+        raise ValueError(f"--sync must be one of {', '.join(SYNC_MODES)}, got {sync!r}.")
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:
@@ -165,6 +178,9 @@ def _compare(
 def _draw(outcomes: list[PolicyOutcome], plot: Path | None, trace: Path | None) -> None:
     drawn = [outcome.first_plan for outcome in outcomes if outcome.first_plan is not None]
     balanced = [plan for plan in drawn if plan.policy == "balanced"] or drawn
+    for path in (plot, trace):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
     if balanced and plot is not None:
         balanced[0].plot(plot)
     if balanced and trace is not None:

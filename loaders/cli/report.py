@@ -188,6 +188,7 @@ def _model(choices: dict[str, Any], topology: Topology, max_tokens: int) -> dict
     """Cost, FLOPs, memory, what is computed again, and when ranks meet, as far as a model says."""
     from balancer.cost import CostModel
     from balancer.costs.config import RECOMPUTE
+    from balancer.costs.gpus import find_gpu
     from balancer.planning.problem import SYNC_MODES
     from balancer.simulation import ModelFlops
     from loaders.cli.plan import parse_cost
@@ -197,6 +198,7 @@ def _model(choices: dict[str, Any], topology: Topology, max_tokens: int) -> dict
     for name, given, known in (("recompute", recompute, RECOMPUTE), ("sync", sync, SYNC_MODES)):
         if given is not None and given not in known:
             raise ValueError(f"--{name} must be one of {', '.join(known)}, got {given!r}.")
+    find_gpu(choices["gpu"])  # also where no model asks for it: a misspelt one is not passed over
     if choices["model"] is None:
         return {"cost": parse_cost(cost or "generic"), "sync": sync or "step"}
     config = read_config(choices["model"])

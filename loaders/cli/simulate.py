@@ -68,10 +68,11 @@ def simulate(
     from loaders.cli import plan_report, simulate_report
     from loaders.cli.errors import EXPECTED, report
     from loaders.cli.numbers import parse_amount
-    from loaders.cli.plan import parse_degrees
+    from loaders.cli.plan import check_sync, parse_degrees
 
     console = Console(stderr=as_json)
     try:
+        check_sync(sync)
         degrees, capacity = parse_degrees(cp_degrees), parse_amount(max_tokens)
         topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
         cost_model, flops = _cost_and_flops(cost, model, gpu, tensor_parallel, topology)
@@ -97,7 +98,7 @@ def simulate(
     except (*EXPECTED, OverflowError) as error:
         report(error)
         raise typer.Exit(1) from error
-    batch = global_batch_size or min(max(admitted.lengths.size, 1), LARGEST_STEP)
+    batch = min(global_batch_size or LARGEST_STEP, max(admitted.lengths.size, 1))
     setting = plan_report.Setting(
         files=files,
         lengths_from=lengths.kind,
@@ -137,6 +138,8 @@ def read_config(model: Path) -> dict[str, Any]:
     """A model's configuration, from its file or folder. Raises ValueError or OSError."""
     try:
         config = json.loads((model / "config.json" if model.is_dir() else model).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"--model must be a config.json or its folder, there is no {model}.") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"--model must be a config.json, {model} is not JSON: {error}.") from error
     if not isinstance(config, dict):
@@ -149,9 +152,11 @@ def _cost_and_flops(
 ) -> tuple[CostModel, ModelFlops | None]:
     """What a token costs, and the FLOPs behind it where a model is given."""
     from balancer.cost import CostModel
+    from balancer.costs.gpus import find_gpu
     from balancer.simulation import ModelFlops
     from loaders.cli.plan import parse_cost
 
+    find_gpu(gpu)
     if model is None:
         return parse_cost(cost or "generic"), None
     config = read_config(model)

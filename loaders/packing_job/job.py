@@ -55,8 +55,8 @@ def run(
     ):
         folder.remove_partial_files(work)
         first_pass = tasks(inputs, settings)
-        corpus = scan_inputs(first_pass, inputs, settings, work, console, runner)
         try:
+            corpus = scan_inputs(first_pass, inputs, settings, work, console, runner)
             check_corpus(corpus, first_pass, inputs, settings)
         except ValueError:
             folder.close(work)  # nothing is written yet: the next try has other settings and need not resume

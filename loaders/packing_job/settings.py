@@ -80,7 +80,8 @@ class PackSettings:
         if not self.inputs:
             raise ValueError("no inputs: give at least one path, pattern or URL")
         if not self.max_tokens or min(self.max_tokens) < 1 or max(self.max_tokens) > 2**31 - 1:
-            raise ValueError(f"max_tokens must be 1..2147483647, it is {self.max_tokens}")
+            given = ", ".join(map(str, self.max_tokens))
+            raise ValueError(f"max_tokens must be 1..2147483647, it is {given or 'not given'}")
         if len(set(self.max_tokens)) < len(self.max_tokens):
             raise ValueError(f"max_tokens names a value twice: {self.max_tokens}")
         if self.align < 1 or self.workers < 1 or self.window_tokens < 1:

@@ -131,6 +131,11 @@ def _trust(mode: str) -> None:
 
 def _reach(address: str) -> None:
     """Raise OSError where nothing listens: Ray itself goes on trying for more than ten minutes."""
+    if address == "auto":
+        with suppress(ImportError, AttributeError):
+            from ray._private.services import canonicalize_bootstrap_address
+
+            address = canonicalize_bootstrap_address(address) or address
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()

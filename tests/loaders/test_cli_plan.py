@@ -192,3 +192,28 @@ def test_costs_and_degrees_are_parsed():
     assert parse_cost("2e-4") == CostModel(2e-4)
     assert parse_cost("generic") == CostModel.generic()
     assert parse_degrees("4, 1,2") == (1, 2, 4)
+
+
+def test_files_without_a_token_and_torn_ones_are_named(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 and no more")
+    for name, what in [("empty.txt", "(0 rows). Check the path"), ("torn.parquet", "not a whole parquet file")]:
+        result = run(tmp_path / name)
+        assert result.exit_code == 1
+        assert name in result.stderr
+        assert what in result.stderr
+
+
+def test_a_misspelt_sync_is_told_once(lengths_file):
+    result = run(lengths_file, "--sync", "steps")
+    assert result.exit_code == 1
+    assert result.stderr == "evenload: --sync must be one of step, micro_batch, got 'steps'.\n"
+
+
+def test_a_step_larger_than_the_file_is_shown_as_it_is(lengths_file):
+    assert "of 8 samples" in run(lengths_file, "--global-batch-size", "5000").stdout
+
+
+def test_pictures_go_into_folders_that_are_made(lengths_file, tmp_path):
+    assert run(lengths_file, "--trace", str(tmp_path / "new" / "step.json")).exit_code == 0
+    assert (tmp_path / "new" / "step.json").is_file()

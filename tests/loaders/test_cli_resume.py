@@ -301,3 +301,11 @@ def test_results_of_the_first_pass_are_read_back(tmp_path: Path) -> None:
     back = scan.load(tmp_path, 4)
     assert back.lengths.tolist() == [3, 2**31]
     assert (back.reach, back.num_null, back.rejects) == (None, 1, [{"origin": "a", "reason": "b"}])
+
+
+def test_a_run_that_stops_over_a_misspelt_column_need_not_be_resumed(
+    inputs: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="no column 'ids'"):
+        pack(inputs, tmp_path / "out", column="ids")
+    assert pack(inputs, tmp_path / "out")["counts"]["rows"] == 180

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from balancer import POLICIES, CostModel, Topology, simulate
+from balancer import POLICIES, CostModel, Topology, plan_step, simulate
 from balancer.comparison import shuffled_steps
 from balancer.simulation import ModelFlops
 from loaders.cli.app import app
@@ -102,15 +102,23 @@ def test_the_table_has_every_policy_the_cluster_and_what_is_unknown(lengths_file
     assert "unknown" not in run(lengths_file, "--model", config_file).stdout
 
 
-def test_a_policy_that_cannot_plan_says_why_and_fails_alone(lengths_file):
-    result = run(lengths_file, "--policies", "balanced", "--sync", "sometimes")
-    assert result.exit_code == 1
-    assert 'sync must be "step" or "micro_batch"' in result.stdout
+def test_a_policy_that_cannot_plan_says_why_and_fails_alone(lengths_file, monkeypatch):
+    def refuse(lengths, *, policy, **options):
+        if policy == "balanced":
+            raise ValueError("no plan today")
+        return plan_step(lengths, policy=policy, **options)
+
+    monkeypatch.setattr("balancer.simulation.run.plan_step", refuse)
+    alone = run(lengths_file, "--policies", "balanced")
+    assert alone.exit_code == 1
+    assert "balanced: no plan today" in alone.stdout
+    assert run(lengths_file, "--policies", "balanced,padded").exit_code == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
+        (["--sync", "sometimes"], "--sync must be one of step, micro_batch, got 'sometimes'"),
         (["--straggler", "1"], "--straggler must be RANK:SPEED"),
         (["--straggler", "9:0.5"], "ranks 0..1, got 9"),
         (["--stage-multipliers", "1,x"], "--stage-multipliers must be numbers"),
@@ -131,6 +139,17 @@ def test_a_model_that_is_not_json_is_named(lengths_file, tmp_path):
     result = run(lengths_file, "--model", tmp_path)
     assert result.exit_code == 1
     assert "is not JSON" in result.stderr
+
+
+def test_an_unknown_gpu_is_refused_without_a_model_too(lengths_file):
+    result = run(lengths_file, "--gpu", "h1000")
+    assert result.exit_code == 1
+    assert "no GPU is called 'h1000'" in result.stderr
+
+
+def test_a_step_larger_than_the_file_is_shown_as_it_is(lengths_file):
+    result = run(lengths_file, "--global-batch-size", "5000")
+    assert "5,000 samples" not in result.stdout
 
 
 def test_stragglers_are_parsed():

@@ -258,6 +258,28 @@ def test_a_mixture_is_read_from_yaml(tmp_path):
     assert len(mixture) == 12
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sources: [", "not YAML"),
+        ("seeds: 4\nsources: []", "the mixture has seeds, which means nothing; known: by, stop"),
+        ("sources: [web.parquet]", "source 0 must have a name and a path, it is 'web.parquet'"),
+        (
+            "sources: [{name: web, path: web.parquet, weigth: 1}]",
+            "source 'web' has weigth, which means nothing",
+        ),
+        ("sources: [{name: web, path: web.parquet, weight: x}]", "weight of 'web' must be a number, got 'x'"),
+        ("sources: [{name: web, pth: web.parquet}]", "neither a path nor sources; it has pth"),
+        ("sources: [{name: all, by: rows, wieght: 1, sources: []}]", "group 'all' has wieght"),
+    ],
+)
+def test_a_file_that_makes_no_mixture_says_which_name_is_wrong(tmp_path, text, message):
+    (tmp_path / "mix.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message) as failure:
+        Mixture.from_yaml(str(tmp_path / "mix.yaml"))
+    assert str(failure.value).startswith(str(tmp_path / "mix.yaml"))
+
+
 def test_fewer_than_ten_kilobytes_of_state_with_a_thousand_sources():
     import pickle
 
