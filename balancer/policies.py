@@ -15,63 +15,98 @@ import numpy as np
 from balancer._kernels import place
 from balancer._kernels.differencing import largest_differencing
 from balancer._kernels.order import group_by
-from balancer.planning import alone, nested, search, waves
+from balancer.planning import alone, fewer, nested, search, waves
+from balancer.planning.best import Best, shorter
 from balancer.planning.ladder import ladder_of
-from balancer.planning.layout import Layout, objective_ns, slots_of
+from balancer.planning.layout import Layout
 from balancer.planning.problem import Ints, Problem, padded
 
 Policy = Callable[[Problem], Layout]
 
-PLAIN = 16_384
-"""Samples x ranks up to which the default also looks at plain divisions by time: at most 0.3 ms."""
+FEW = 16_384
+"""Samples x ranks up to which plain divisions by time are compared at any gap: at most 0.3 ms."""
+
+OPEN = 0.01
+"""Gap of larger steps above which plain divisions and slots of fewer degrees are compared as well."""
+
+OPEN_STEP = 0.03
+"""Gap above which ranks that meet once a step may do better in equal slots. Fixed costs leave such gaps where
+a rank has a few micro-batches; of 86 such steps of at most 2,048 samples 24 were won, by up to 17 %."""
+
+LARGE = 32_768
+"""Samples above which a gap is left as it is: each try takes some 3 ms for 16,384 samples."""
+
+DIFFERENCES = 1 << 19
+"""Samples x groups up to which largest differencing is compared: at most 4 ms. Above, it gains nothing over
+`static_cp` that is worth its time."""
 
 
 def balanced(problem: Problem) -> Layout:
-    """The least predicted step time: degrees, groups and micro-batches chosen for the sync mode."""
+    """The least predicted step time: degrees, groups and micro-batches chosen for the sync mode.
+
+    Up to `LARGE` samples it is at least as good as every other policy at any one degree, or within `OPEN`
+    of the lower bound.
+    """
     only = alone.divide(problem)
     if only is not None:
         return only
-    found: list[Layout | None] = []
-    if problem.sync == "step":
-        found.append(nested.divide(problem))
-    if problem.sync == "micro_batch" or problem.micro_batches or problem.topology.pipeline_stages > 1:
-        found.append(waves.divide(problem))
-    candidates = [layout for layout in found if layout is not None]
     bound_ns = ladder_of(problem).lower_bound_ns
-    # Few samples are compared whatever the gap is, so that no plain policy is ever faster. Otherwise the
-    # comparison is half of the time of 512 samples on 8 ranks.
-    enough = bound_ns * (1 + waves.CLOSE) if len(problem) > search.MOST_SAMPLES else bound_ns
-    if not (candidates and _within(problem, candidates, enough)):
-        candidates += _plain(problem)
-    if problem.micro_batches is not None:
-        candidates = [c for c in candidates if slots_of(problem, c)[1] <= problem.micro_batches]
-    if not candidates:
+    meet_in_slots = problem.sync == "micro_batch" or problem.topology.pipeline_stages > 1
+    best: Best | None = None
+    if problem.sync == "step":
+        best = shorter(problem, best, [nested.divide(problem)])
+    if meet_in_slots or problem.micro_batches:
+        best = shorter(problem, best, [waves.divide(problem)])
+    elif problem.fixed_ns(1) > 0 and _open(problem, best, bound_ns, OPEN_STEP):
+        best = shorter(problem, best, [waves.divide(problem, few_ways=True, counts=2)])
+    if meet_in_slots and _open(problem, best, bound_ns, OPEN):
+        best = fewer.divide(problem, best)
+    best = _plain(problem, best, bound_ns)
+    if best is None:
         raise ValueError(
             f"no plan with {problem.micro_batches} micro_batches a rank was found: the step has "
             f"{problem.num_tokens.sum()} tokens, and {problem.ranks} ranks hold {problem.max_tokens.sum()} "
             "tokens in one micro-batch each. Allow more micro_batches, or leave their number free."
         )
-    layout = candidates[0]
-    if len(candidates) > 1:
-        layout = min(candidates, key=lambda layout: objective_ns(problem, layout))
-    return search.improve(problem, layout, bound_ns)
+    return search.improve(problem, best.layout, bound_ns)
 
 
-def _within(problem: Problem, layouts: list[Layout], enough: float) -> bool:
-    """Whether one of them ends in time and in the slots that are asked for."""
-    most = problem.micro_batches
-    return len(problem) * problem.ranks <= PLAIN and any(
-        objective_ns(problem, layout) <= enough and (most is None or slots_of(problem, layout)[1] <= most)
-        for layout in layouts
-    )
+def _open(problem: Problem, best: Best | None, bound_ns: int, gap: float) -> bool:
+    """Whether more than ``gap`` is left above the bound, of a step that is not too large to go on."""
+    return best is None or (len(problem) <= LARGE and best.time_ns > bound_ns * (1 + gap))
 
 
-def _plain(problem: Problem) -> list[Layout]:
-    """Divisions at one degree. Of 600 random steps of up to 400 samples they won 178, by up to 8 %."""
-    few = 0 < len(problem) * problem.ranks <= PLAIN
-    if not few or not any(_holds_all(problem, degree) for degree in problem.cp_degrees):
-        return []
-    return [static_cp(problem), karmarkar_karp(problem)]
+def _plain(problem: Problem, best: Best | None, bound_ns: int) -> Best | None:
+    """``best``, or a division at one degree, if it is shorter.
+
+    Up to `search.MOST_SAMPLES` all policies are compared whatever the gap is, so that none is ever faster.
+    Otherwise the comparison is half of the time of 512 samples on 8 ranks.
+    """
+    few = len(problem) * problem.ranks <= FEW
+    tiny = len(problem) <= search.MOST_SAMPLES
+    if _open(problem, best, bound_ns, 0.0 if tiny else OPEN):
+        for degree in problem.cp_degrees:
+            part = fewer.part_of(problem, (degree,)) if _holds_all(problem, degree) else None
+            if part is None or (best is not None and best.time_ns <= _least_ns(part, degree)):
+                continue
+            policies = [static_cp, equal_tokens, sum_of_squares, equal_samples, padded_batches]
+            if len(problem) * problem.ranks // degree <= DIFFERENCES:
+                policies.append(karmarkar_karp)
+            best = shorter(problem, best, (policy(part) for policy in policies))
+    elif few and _open(problem, best, bound_ns, waves.CLOSE) and _any_holds_all(problem):
+        best = shorter(problem, best, [static_cp(problem), karmarkar_karp(problem)])
+    return best
+
+
+def _any_holds_all(problem: Problem) -> bool:
+    return any(_holds_all(problem, degree) for degree in problem.cp_degrees)
+
+
+def _least_ns(problem: Problem, degree: int) -> int:
+    """A bound for plans at that degree alone: its work, spread evenly. 0 where ranks differ in speed."""
+    if problem.topology.speed is not None:
+        return 0
+    return int(problem.work_ns(degree).sum(dtype=np.float64)) // problem.topology.group_starts(degree).size
 
 
 def padded_batches(problem: Problem) -> Layout:

@@ -79,6 +79,25 @@ def shelve(lo, tokens, time, fixed, degrees, starts, bounds, room, height, taken
 
 
 @kernel
+def common_level(floor, units, total, fixed, most):
+    """Least level, at most ``most``, at which the slots' units hold ``total`` beside their fixed costs.
+
+    floor: [slots] least height of each; units: [slots] micro-batches that it has room for.
+    """
+    low, high = np.int64(0), np.int64(most)
+    while low < high:
+        level = (low + high) // 2
+        room = 0.0
+        for k in range(floor.size):
+            room += float(units[k]) * float(max(floor[k], level) - fixed)
+        if room >= total:
+            high = level
+        else:
+            low = level + 1
+    return low
+
+
+@kernel
 def deal(cost, slot_units, unit_start, degree, load):
     """[P] unit of each pack: packs come slot after slot; within one the longest to the least loaded rank.
 

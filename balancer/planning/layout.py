@@ -130,10 +130,41 @@ def slots_of(problem: Problem, layout: Layout) -> tuple[Ints, int]:
     return slot, -(-used // problem.slots_multiple_of) * problem.slots_multiple_of
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Timed:
+    """What a layout takes. Axes: M = micro-batches, R = ranks."""
+
+    slot: Ints
+    """[M]"""
+    num_slots: int
+    cost: Ints
+    """[M] nanoseconds on each rank at nominal speed."""
+    tokens: Ints
+    """[M] tokens with padding."""
+    rank_time: Ints
+    """[R] nanoseconds that each rank computes."""
+    step_time: int
+    """Nanoseconds of the step."""
+
+
+def timed(problem: Problem, layout: Layout) -> Timed:
+    """The times of a layout; those of the last one are kept, as a plan is made of what was compared last."""
+    last: tuple[Layout, Timed] | None = problem._cache.get("timed")
+    if last is not None and last[0] is layout:
+        return last[1]
+    slot, num_slots = slots_of(problem, layout)
+    cost, tokens = batch_columns(problem, layout)
+    rank_time, step_time = step_times_ns(problem, layout, cost, slot, num_slots)
+    found = Timed(
+        slot=slot, num_slots=num_slots, cost=cost, tokens=tokens, rank_time=rank_time, step_time=step_time
+    )
+    problem._cache["timed"] = layout, found
+    return found
+
+
 def objective_ns(problem: Problem, layout: Layout) -> int:
     """Nanoseconds of the step under this layout."""
-    slot, num_slots = slots_of(problem, layout)
-    return step_times_ns(problem, layout, batch_columns(problem, layout)[0], slot, num_slots)[1]
+    return timed(problem, layout).step_time
 
 
 def exact_sum(values: NDArray[np.float64]) -> float:
@@ -149,9 +180,8 @@ def seconds(nanoseconds: Ints) -> NDArray[np.float64]:
 
 def make_plan(problem: Problem, layout: Layout, *, lower_bound_ns: int, policy: str) -> StepPlan:
     """The plan of a layout: slots, predicted times and columns in execution order."""
-    slot, num_slots = slots_of(problem, layout)
-    cost, tokens = batch_columns(problem, layout)
-    rank_time, step_time = step_times_ns(problem, layout, cost, slot, num_slots)
+    times = timed(problem, layout)
+    slot, cost = times.slot, times.cost
     by_rank, _ = group_by(layout.first_rank, problem.ranks)
     by_slot = by_rank[group_by(slot[by_rank], int(slot.max(initial=-1)) + 1)[0]]
     order, offsets = sums.reorder(problem.rows, layout.order, layout.offsets, by_slot)
@@ -159,7 +189,7 @@ def make_plan(problem: Problem, layout: Layout, *, lower_bound_ns: int, policy: 
         first_rank=layout.first_rank[by_slot].astype(np.int32),
         cp_degree=layout.cp_degree[by_slot].astype(np.int32),
         slot=slot[by_slot].astype(np.int32),
-        tokens=tokens[by_slot],
+        tokens=times.tokens[by_slot],
         cost_s=seconds(cost[by_slot]),
         order=order,
         offsets=offsets,
@@ -168,9 +198,9 @@ def make_plan(problem: Problem, layout: Layout, *, lower_bound_ns: int, policy: 
         micro_batches=batches,
         ranks=problem.ranks,
         sync=problem.sync,
-        num_slots=num_slots,
-        rank_time_s=seconds(rank_time),
-        time_s=step_time * 1e-9,
-        lower_bound_s=min(lower_bound_ns, step_time) * 1e-9,
+        num_slots=times.num_slots,
+        rank_time_s=seconds(times.rank_time),
+        time_s=times.step_time * 1e-9,
+        lower_bound_s=min(lower_bound_ns, times.step_time) * 1e-9,
         policy=policy,
     )

@@ -8,6 +8,7 @@ At last the finished packs are sorted and dealt to the slots, tallest slot first
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -51,8 +52,14 @@ DENSE = 0.8
 """Share of the work that is dealt by density before the rest is dealt by time."""
 
 
-def divide(problem: Problem) -> Layout | None:
+def divide(problem: Problem, *, few_ways: bool = False, counts: int | None = None) -> Layout | None:
     """The best of several numbers of slots and heights; None where none of them holds the step.
+
+    Args:
+        problem: the step.
+        few_ways: whether only ways that let others ride are built, at `_promising` heights, until a number of
+            slots brings nothing: half of the time, and of 52 steps of seven mixes none got longer by it.
+        counts: numbers of slots to try at most; ``None``: as long as they promise something.
 
     With many samples only ways that let others ride are built, at `_promising` heights: of 144 steps of six
     mixes on 64 to 1,024 ranks two got longer by it, by 0.5 and 2.8 %, in 0.4 of the time.
@@ -63,13 +70,14 @@ def divide(problem: Problem) -> Layout | None:
     problem = part
     ladder, blocks = ladder_of(problem), make_blocks(problem)
     heights = HEIGHTS[:1] if ladder.degrees.size == 1 else HEIGHTS
-    with_riders = (True,) if ladder.degrees.size == 1 or len(problem) > MANY else (True, False)
+    few_ways = few_ways or len(problem) > MANY
+    with_riders = (True,) if ladder.degrees.size == 1 or few_ways else (True, False)
     promising = heights
     enough = ladder.lower_bound_ns * (1 + (CLOSE if len(problem) > MANY else 0))
     best: Layout | None = None
     best_ns = misses = 0
     evened = False
-    for slots in slot_counts(problem):
+    for slots in itertools.islice(slot_counts(problem), counts):
         ways = [Way(height=height, riders=riders) for height in promising for riders in with_riders]
         layouts = [build(problem, ladder, blocks, slots, way) for way in ways]
         even = any(layout is not None for layout in layouts)
@@ -87,9 +95,9 @@ def divide(problem: Problem) -> Layout | None:
         evened |= even
         misses += best is not None and not improved
         # Counts at which only the tight packing fits say little about the next one.
-        if misses >= (2 if evened else 8) or (best is not None and best_ns <= enough):
+        if misses >= ((1 if few_ways else 2) if evened else 8) or (best is not None and best_ns <= enough):
             break
-        if even and len(problem) > MANY:
+        if even and few_ways:
             homeless = {way.height for way, time_ns in zip(ways, times, strict=True) if time_ns is None}
             promising = _promising(heights, ways[min(found)[1]].height, homeless)
     return best
@@ -254,20 +262,11 @@ def _common_height(heights: Ints, slot_units: Ints, work: Ints, fixed: int) -> I
     The level is the least at which the slots hold the work, were they filled to the top.
     """
     first = slot_units[:-1]
-    seed = (
-        np.where(first < work.size, work[np.minimum(first, max(work.size - 1, 0))] + fixed, 0)
-        if work.size
-        else first * 0
-    )
-    floor = np.maximum(heights, seed)
-    units = np.diff(slot_units)
+    seed = np.zeros(first.size, np.int64)
+    if work.size:
+        seed = np.where(first < work.size, work[np.minimum(first, work.size - 1)] + fixed, 0)
+    floor: Ints = np.maximum(heights, seed)
     total = int(work.sum())
-    low, high = 0, max(int(floor.max(initial=0)), total + fixed) + 1
-    while low < high:
-        level = (low + high) // 2
-        room = float((units * (np.maximum(floor, level) - fixed)).sum())
-        if room >= total:
-            high = level
-        else:
-            low = level + 1
-    return np.maximum(floor, low)
+    most = max(int(floor.max(initial=0)), total + fixed) + 1
+    level: Ints = np.maximum(floor, kernels.common_level(floor, np.diff(slot_units), total, fixed, most))
+    return level
