@@ -50,11 +50,7 @@ def from_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Cursor:
             f"{sorted(map(str, state))}. A state saved without max_tokens cannot be loaded with it, nor the "
             "other way round."
         )
-    if not 1 <= version <= VERSION:
-        raise ValueError(
-            f"the state has version {version}, this code reads 1..{VERSION}. Load it with the version of "
-            "evenload that saved it, or a later one."
-        )
+    check_version(version, VERSION)
     saved = state["identity"]
     differing = [name for name in identity if saved.get(name) != identity[name]]
     if differing:
@@ -64,3 +60,12 @@ def from_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Cursor:
             "samples. Open the same data with the same arguments, or start anew without a state."
         )
     return Cursor(epoch=int(state["epoch"]), position=int(state["position"]), step=int(state["step"]))
+
+
+def check_version(version: int, newest: int) -> None:
+    """Raises ValueError where a state is of a version that this code does not know."""
+    if not 1 <= version <= newest:
+        raise ValueError(
+            f"the state has version {version}, this code reads 1..{newest}. Load it with the version of "
+            "evenload that saved it, or a later one."
+        )

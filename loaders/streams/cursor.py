@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from loaders.sources.streams import keeps_exact_state
+from loaders.state import check_version
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +106,7 @@ def cursor_of_stream(state: Mapping[str, Any], identity: Mapping[str, Any]) -> S
             "this is not a state of a loader over a stream: keys version and kind='stream' must be there, "
             f"got {sorted(map(str, state))}."
         )
-    if not 1 <= version <= VERSION:
-        raise ValueError(
-            f"the state has version {version}, this code reads 1..{VERSION}. Load it with the version of "
-            "evenload that saved it, or a later one."
-        )
+    check_version(version, VERSION)
     saved = state["identity"]
     names = sorted({*identity, *saved})
     differing = [name for name in names if saved.get(name) != identity.get(name)]
