@@ -97,7 +97,7 @@ class Engine:
                 if time.monotonic() > give_up:
                     raise _given_up(error) from error
                 if isinstance(error, ActorDiedError):
-                    self.actors.forget(self.actors.keeper)
+                    self.actors.look_again(self.actors.keeper)
                 time.sleep(0.1)
 
     def reading(self, reader: Reader, queue: ShareQueue, **options: Any) -> RayReading:
@@ -236,7 +236,7 @@ class RayReading(Iterable[Packed | Batch]):
             except RayTaskError as error:
                 reason: Exception = error.cause
                 if isinstance(reason, ReaderGone):
-                    self.plane.actors.forget(str(reason))
+                    self.plane.actors.look_again(str(reason))
                     self.plane.actors.get(str(reason))
                 elif isinstance(reason, (ObjectStoreFullError, OutOfDiskError)):
                     raise _full(order, reason) from error
@@ -246,7 +246,7 @@ class RayReading(Iterable[Packed | Batch]):
                 raise _full(order, error) from error
             except LOST as error:
                 if isinstance(error, ActorDiedError):
-                    self.plane.actors.forget(order.builder)
+                    self.plane.actors.look_again(order.builder)
                 reason = error
                 time.sleep(0.05)
             self.engine.watch.check()

@@ -72,11 +72,12 @@ class Scaler:
         now = time.monotonic()
         self._learn()
         load = self.profile.load_s(coming)
-        # one more than there are CPUs: the reader of light sources is idle most of the time
-        most = max(1, int(ray.cluster_resources().get("CPU", 1))) + 1
+        heavy = load > load.sum() / 2
+        uneven = bool(heavy.any() and not heavy.all())
+        # one more than there are CPUs where the reader of light sources is idle most of the time
+        most = max(1, int(ray.cluster_resources().get("CPU", 1))) + uneven
         if self._first:  # nothing is known of the pace, but media and text are not read by one process
-            heavy = load > load.sum() / 2
-            wanted = min(2 if heavy.any() and not heavy.all() and _is_media(self.plane) else 1, most)
+            wanted = 2 if uneven and _is_media(self.plane) else 1
         else:
             compute_s = max(now - self._looked - self.wait_s, 1e-6) / self.steps
             wanted = readers_wanted(load, compute_s=compute_s, most=most)
@@ -99,19 +100,21 @@ class Scaler:
 
     def _settle(self, wanted: int, load: NDArray[np.float64]) -> None:
         actors = self.plane.actors
-        for name in self._surplus:  # the builders have been told a look ago
-            actors.end(name)
-        self._surplus = []
         self._too_many = self._too_many + 1 if wanted < self.readers else 0
         if wanted < self.readers and self._too_many < SHRINK_LOOKS:
             wanted = self.readers
         moved = False
         if wanted != self.readers or not self.table:
             logger.info("%d readers instead of %d", wanted, self.readers)
-            self._surplus = [f"{actors.readers}{at}" for at in range(wanted, self.readers)]
             self.readers, self._too_many = wanted, 0
             self.table = allot(load, wanted)
             moved = not self._first
+        actors.claim(self, self.readers)
+        unclaimed = actors.unclaimed()
+        for name in unclaimed:
+            if name in self._surplus:  # the builders have been told a look ago
+                actors.end(name)
+        self._surplus = unclaimed
         readers = [actors.get(f"{actors.readers}{at}") for at in range(self.readers)]
         self.plane.route(self.table)  # again, since a builder that was started anew knows nothing
         for reader in readers if moved else ():

@@ -66,6 +66,15 @@ def join_cluster(address: str | None = None) -> None:
         atexit.register(_outlive_the_others, path)
 
 
+def clusters_here() -> list[str]:
+    """Addresses of clusters whose head is on this machine; none where this version of Ray does not tell."""
+    with suppress(ImportError, AttributeError):
+        from ray._private.services import find_gcs_addresses
+
+        return sorted(find_gcs_addresses())
+    return []
+
+
 def job_name() -> str:
     """Equal on all ranks of a job, and another for another job on the same cluster."""
     told = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]

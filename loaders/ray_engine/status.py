@@ -15,7 +15,7 @@ from ray.util import list_named_actors
 
 from loaders.ray_engine.builders import BuilderStats
 from loaders.ray_engine.readers import ReaderStats
-from loaders.ray_engine.session import NAMESPACE, join_cluster
+from loaders.ray_engine.session import NAMESPACE, clusters_here, join_cluster
 from loaders.ray_engine.tracks import trace_events
 
 ANSWER_S = 5.0
@@ -100,7 +100,7 @@ def status(address: str | None = None) -> Status:
     """What runs on the cluster that this program is on, or that at ``address`` or ``RAY_ADDRESS``.
 
     Raises:
-        ConnectionError: there is none.
+        ConnectionError: there is none, or no address and several of them on this machine.
     """
     _on_cluster(address)
     asked = [(name, _ask(name, "stats")) for name in _names()]
@@ -137,7 +137,13 @@ def write_timeline(path: str | os.PathLike[str], address: str | None = None) -> 
 
 def _on_cluster(address: str | None) -> None:
     if address is None and not ray.is_initialized() and not os.environ.get("RAY_ADDRESS"):
-        address = "auto"  # one that runs on this machine; none is started to be looked at
+        here = clusters_here()
+        if len(here) > 1:
+            raise ConnectionError(
+                f"{len(here)} Ray clusters run on this machine: {', '.join(here)}. Say which one with an "
+                "address or RAY_ADDRESS; a loader that started one itself has it for as long as it trains."
+            )
+        address = "auto"  # the one that runs on this machine; none is started to be looked at
     join_cluster(address)
 
 
