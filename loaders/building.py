@@ -23,7 +23,7 @@ from loaders.opening import Opened, open_order
 from loaders.ray_engine import open_engine
 from loaders.ray_engine.demand import coming_tokens
 from loaders.reader import Reader
-from loaders.separate import SeparateReader, check_sources, separate_planner
+from loaders.separate import SeparateReader, check_engine, check_sources, separate_planner
 from loaders.steps import Steps
 from loaders.workers.reading import Noted, ReadingLoader
 from loaders.workers.timed import TimedReader
@@ -64,6 +64,8 @@ def prepare(dataset: Any, asked: Asked) -> Prepared:
     check_slot_fillers(asked.pad_slots, sizes, asked.separate)
     room = asked.max_tokens - filler_room(sizes)
     capacity = sample_capacity(room, asked.cp_degrees)
+    if asked.separate:
+        check_engine(asked.engine)
     engine = open_engine(asked.address) if asked.engine == "ray" else None
     opened = (open_order if engine is None else engine.open)(
         dataset,
@@ -147,7 +149,7 @@ def _planning(prepared: Prepared, asked: Asked) -> Planning:
         fill_media=prepared.fill_media,
         group_media=asked.group_media,
         pad_slots=asked.pad_slots,
-        separate_phases=separate_planner(asked.phases or {}, asked.policy) if asked.separate else None,
+        separate_phases=separate_planner(asked.phases or {}) if asked.separate else None,
         options=asked.plan_options(prepared.room),
     )
 
@@ -161,7 +163,7 @@ def _reader(prepared: Prepared, asked: Asked) -> Reader | SeparateReader:
     }
     if not asked.separate:
         return Reader(sources, collate_fn=asked.collate_fn, **layout)
-    check_sources(sources, asked.collate_fn, asked.engine)
+    check_sources(sources, asked.collate_fn)
     return SeparateReader(sources, sorted(asked.phases or {}), **layout)
 
 

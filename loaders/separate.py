@@ -29,14 +29,12 @@ ASSIGNMENTS = ("joint", "separate")
 Ints = NDArray[np.int64]
 
 
-def separate_planner(phases: Mapping[str, Phase | Any], policy: str) -> Callable[..., PhasePlan]:
+def separate_planner(phases: Mapping[str, Phase | Any]) -> Callable[..., PhasePlan]:
     """A planner that divides each encoder's work by itself.
 
     Raises:
-        ValueError: phases whose outputs cannot travel, or another policy than the balanced one.
+        ValueError: phases whose outputs cannot travel.
     """
-    if policy != "balanced":
-        raise ValueError(f'phases are planned by policy="balanced" only, it is {policy!r}.')
     for name, phase in phases.items():
         if not isinstance(phase, Phase) or phase.bytes_per_unit is None:
             raise ValueError(
@@ -52,10 +50,19 @@ def separate_planner(phases: Mapping[str, Phase | Any], policy: str) -> Callable
     return plan
 
 
-def check_sources(sources: Sequence[Source], collate_fn: Any, engine: str) -> None:
+def check_engine(engine: str) -> None:
+    """Raises ValueError where samples are read elsewhere, before anything is started there."""
+    if engine != "local":
+        raise ValueError(
+            f'assignment="separate" cannot be used with engine={engine!r}, whose readers give media together '
+            'with their samples\' text. Leave the engine out, or use assignment="joint".'
+        )
+
+
+def check_sources(sources: Sequence[Source], collate_fn: Any) -> None:
     """Raises ValueError where encoder outputs cannot be read apart from their samples' text."""
-    if collate_fn is not None or engine != "local":
-        raise ValueError('assignment="separate" needs the loader\'s own layout and engine="local".')
+    if collate_fn is not None:
+        raise ValueError('assignment="separate" needs the loader\'s own layout: leave collate_fn out.')
     for source in sources:
         if not isinstance(source, MultimodalSource):
             if source.phases():

@@ -208,6 +208,7 @@ def test_a_resume_between_encoding_and_reading_starts_the_step_again(num_workers
         ({"fill_media": True}, "fill_media and group_media have no effect"),
         ({"policy": "equal_tokens"}, 'policy="balanced" only'),
         ({"collate_fn": list}, "the loader's own layout"),
+        ({"engine": "ray"}, "cannot be used with engine=.ray., whose readers"),
         ({"assignment": "apart"}, "assignment must be one of joint, separate"),
     ],
 )

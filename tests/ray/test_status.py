@@ -124,3 +124,15 @@ def test_no_cluster_is_told() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "no Ray cluster answers at 127.0.0.1:9" in done.stderr
+
+
+def test_of_several_clusters_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loaders.ray_engine import status as looking
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(looking, "clusters_here", lambda: ["10.0.0.1:1", "10.0.0.1:2"])
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(
+        ConnectionError, match=r"2 Ray clusters run on this machine: 10\.0\.0\.1:1, 10\.0\.0\.1:2"
+    ):
+        looking.status()
