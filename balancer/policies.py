@@ -33,8 +33,10 @@ OPEN_STEP = 0.03
 """Gap above which ranks that meet once a step may do better in equal slots. Fixed costs leave such gaps where
 a rank has a few micro-batches; of 86 such steps of at most 2,048 samples 24 were won, by up to 17 %."""
 
-LARGE = 32_768
-"""Samples above which a gap is left as it is: each try takes some 3 ms for 16,384 samples."""
+LARGE, LARGE_STEP = 32_768, 8192
+"""Samples above which a gap is left as it is: where ranks meet in slots, a pipeline's too, and once a step.
+Tries take some 20 to 60 ms for 16,384 samples; once a step, a plan of those takes 5 ms, and its gap of a few
+per cent is mostly the bound's."""
 
 DIFFERENCES = 1 << 19
 """Samples x groups up to which largest differencing is compared: at most 4 ms. Above, it gains nothing over
@@ -44,14 +46,14 @@ DIFFERENCES = 1 << 19
 def balanced(problem: Problem) -> Layout:
     """The least predicted step time: degrees, groups and micro-batches chosen for the sync mode.
 
-    Up to `LARGE` samples it is at least as good as every other policy at any one degree, or within `OPEN`
-    of the lower bound.
+    Up to a few thousand samples it is at least as good as every other policy at any one degree, or within
+    `OPEN` of the lower bound; how far that goes, `LARGE`, `LARGE_STEP` and `DIFFERENCES` say.
     """
     only = alone.divide(problem)
     if only is not None:
         return only
     bound_ns = ladder_of(problem).lower_bound_ns
-    meet_in_slots = problem.sync == "micro_batch" or problem.topology.pipeline_stages > 1
+    meet_in_slots = _meet_in_slots(problem)
     best: Best | None = None
     if problem.sync == "step":
         best = shorter(problem, best, [nested.divide(problem)])
@@ -73,14 +75,21 @@ def balanced(problem: Problem) -> Layout:
 
 def _open(problem: Problem, best: Best | None, bound_ns: int, gap: float) -> bool:
     """Whether more than ``gap`` is left above the bound, of a step that is not too large to go on."""
-    return best is None or (len(problem) <= LARGE and best.time_ns > bound_ns * (1 + gap))
+    large = LARGE if _meet_in_slots(problem) else LARGE_STEP
+    return best is None or (len(problem) <= large and best.time_ns > bound_ns * (1 + gap))
+
+
+def _meet_in_slots(problem: Problem) -> bool:
+    """Whether a slot lasts as long as its longest micro-batch, or as if it did."""
+    return problem.sync == "micro_batch" or problem.topology.pipeline_stages > 1
 
 
 def _plain(problem: Problem, best: Best | None, bound_ns: int) -> Best | None:
     """``best``, or a division at one degree, if it is shorter.
 
     Up to `search.MOST_SAMPLES` all policies are compared whatever the gap is, so that none is ever faster.
-    Otherwise the comparison is half of the time of 512 samples on 8 ranks.
+    Otherwise the comparison is half of the time of 512 samples on 8 ranks. Samples dealt in table order are
+    left out above `waves.MANY`: with so many they cost 9 % or more in every setting that was simulated.
     """
     few = len(problem) * problem.ranks <= FEW
     tiny = len(problem) <= search.MOST_SAMPLES
@@ -89,7 +98,9 @@ def _plain(problem: Problem, best: Best | None, bound_ns: int) -> Best | None:
             part = fewer.part_of(problem, (degree,)) if _holds_all(problem, degree) else None
             if part is None or (best is not None and best.time_ns <= _least_ns(part, degree)):
                 continue
-            policies = [static_cp, equal_tokens, sum_of_squares, equal_samples, padded_batches]
+            policies = [static_cp, equal_tokens, sum_of_squares]
+            if len(problem) <= waves.MANY:
+                policies += [equal_samples, padded_batches]
             if len(problem) * problem.ranks // degree <= DIFFERENCES:
                 policies.append(karmarkar_karp)
             best = shorter(problem, best, (policy(part) for policy in policies))
