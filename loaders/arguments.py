@@ -207,6 +207,12 @@ def check_slots(micro_batches: Any, slots_multiple_of: Any, max_samples: Any, ph
         )
 
 
+def check_phases(phases: Any, policy: str) -> None:
+    """Other policies than the balanced one know tokens alone."""
+    if phases is not None and policy != "balanced":
+        raise ValueError(f'phases are planned by policy="balanced" only, it is {policy!r}.')
+
+
 def slot_options(micro_batches: int | None, slots_multiple_of: int) -> dict[str, int]:
     """The planner's options, where they say anything."""
     options = {} if micro_batches is None else {"micro_batches": micro_batches}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from balancer import POLICIES, CostModel, StepPlan, Topology, plan_step
-from balancer.planning.problem import SYNC_MODES
+from balancer.planning.problem import SYNC_MODES, check_kinds
 from balancer.runtime import ContextGroups, world
 from loaders.arguments import (
     check_address,
@@ -21,6 +21,7 @@ from loaders.arguments import (
     check_faults,
     check_grouping,
     check_order,
+    check_phases,
     check_slots,
     check_stream,
     checked_degrees,
@@ -130,7 +131,7 @@ class Asked:
     @property
     def planner(self) -> Callable[..., StepPlan]:
         """What plans a step, whose encoders' work is weighed where ``phases`` says what it costs."""
-        return plan_step if self.phases is None else encoders_too(self.phases, self.policy)
+        return plan_step if self.phases is None else encoders_too(self.phases)
 
     def plan_options(self, max_tokens: int) -> dict[str, Any]:
         """Keyword arguments of `planner` that are those of every step.
@@ -164,6 +165,7 @@ def asked_of(dataset: Any, arguments: Mapping[str, Any], defaults: Mapping[str, 
 
     Raises:
         ValueError: an argument is out of range, or conflicts with another.
+        TypeError: a topology, cost or memory is something else.
     """
     given = SimpleNamespace(**arguments)
     if given.collate_fn is only_balanced:  # from another loader's attribute
@@ -178,11 +180,15 @@ def asked_of(dataset: Any, arguments: Mapping[str, Any], defaults: Mapping[str, 
     check_choice("engine", given.engine, ENGINES)
     check_address(given.engine, given.address)
     check_faults(given.on_error, given.max_errors, given.quarantine)
+    check_phases(given.phases, given.policy)
     check_slots(given.micro_batches, given.slots_multiple_of, given.max_samples, given.phases)
     check_grouping(given.group_media, given.sync)
     check_choice("assignment", given.assignment, ASSIGNMENTS)
     if given.assignment == "separate":
         check_assignment(given.phases, given.fill_media, given.group_media)
+    check_kinds(given.topology or Topology(ranks=1), given.cost or CostModel.generic())
+    if not isinstance(given.memory, Memory | None):
+        raise TypeError(f"memory must be a loaders.memory.Memory(budget_bytes=...), got {given.memory!r}.")
     max_tokens = given.max_tokens if given.memory is None else given.memory.lowered(given.max_tokens)
     check_count("window", given.window)
     if not given.in_order:

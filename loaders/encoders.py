@@ -16,14 +16,8 @@ LOSS_TOKENS = "loss_tokens"
 """A phase that every source has: the labels that count, for those who want ranks to have equally many."""
 
 
-def encoders_too(phases: Mapping[str, Phase | Any], policy: str) -> Callable[..., StepPlan]:
-    """A planner that weighs each sample's patches and frames beside its tokens, on the rank that reads it.
-
-    Raises:
-        ValueError: another policy than the balanced one, which knows tokens alone.
-    """
-    if policy != "balanced":
-        raise ValueError(f'phases are planned by policy="balanced" only, it is {policy!r}.')
+def encoders_too(phases: Mapping[str, Phase | Any]) -> Callable[..., StepPlan]:
+    """A planner that weighs each sample's patches and frames beside its tokens, on the rank that reads it."""
 
     def plan(table: SampleTable, **options: Any) -> StepPlan:
         return plan_phases(_with_loss_tokens(table, phases), phases=phases, mode="joint", **options).language
