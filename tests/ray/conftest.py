@@ -7,6 +7,8 @@ import os
 import pytest
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray's workers are nicer than others by 15: beside other work on the machine they would hardly run at all
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def pytest_collection_modifyitems(items):

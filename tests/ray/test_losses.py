@@ -11,8 +11,10 @@ import pytest
 pytest.importorskip("ray", reason="ray is not installed")
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
+from benchmarks._processes import own_process
 from loaders.faults import SampleError
 from loaders.ray_engine.session import NAMESPACE
 from tests.ray.streams import Brittle, check_equal, lengths, loader_of, mixture
@@ -27,10 +29,22 @@ def actor_names(*kinds):
     return sorted(name for name in names if name.split(":")[1] in kinds)
 
 
-def process_of(name):
-    actor = ray.get_actor(name, namespace=NAMESPACE)
-    states = ray._private.state.actors(actor._actor_id.hex())
-    return int(states["Pid"])
+def end_one(chance):
+    """End an actor in one of three ways; gives its process, or nothing where the chosen one does not live."""
+    names = actor_names("reader", "builder", "catalogs")
+    if not names:
+        return None
+    try:
+        actor = ray.get_actor(chance.choice(names), namespace=NAMESPACE)
+        process = ray.get(actor.__ray_call__.remote(own_process), timeout=5)
+    except (RayActorError, GetTimeoutError, ValueError):
+        return None
+    how = chance.choice(["process", "restart", "for good"])
+    if how == "process":
+        os.kill(process, signal.SIGKILL)
+    else:
+        ray.kill(actor, no_restart=how == "for good")
+    return process
 
 
 KILLS = 20
@@ -42,18 +56,17 @@ def test_twenty_random_kills_change_nothing(address):
     loaders = [on_ray(address, mixture(), rank) for rank in range(2)]
     streams = [iter(loader) for loader in loaders]
     given = [[next(stream)] for stream in streams]
+    killed, due = set(), 0
     moments = set(chance.sample(range(1, len(whole[0])), KILLS))
     for at in range(1, max(map(len, whole))):
-        if at in moments:
-            name = chance.choice(actor_names("reader", "builder", "catalogs"))
-            how = chance.choice(["process", "restart", "for good"])
-            if how == "process":
-                os.kill(process_of(name), signal.SIGKILL)
-            else:
-                ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=how == "for good")
+        due += at in moments
+        if due and (process := end_one(chance)) is not None:
+            killed.add(process)
+            due -= 1
         for rank in range(2):
             if at < len(whole[rank]):
                 given[rank].append(next(streams[rank]))
+    assert len(killed) == KILLS
     for rank in range(2):
         check_equal(whole[rank], given[rank])
         with pytest.raises(StopIteration):
