@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -215,6 +215,7 @@ def make_problem(
 ) -> Problem:
     """Check every argument of `balancer.plan_step` and sort the samples, longest first."""
     lengths = check_lengths(table_or_lengths)
+    check_kinds(topology, cost)
     if sync not in SYNC_MODES:
         raise ValueError(f'sync must be "step" or "micro_batch", got {sync!r}.')
     if micro_batches is not None and (int(micro_batches) != micro_batches or micro_batches < 1):
@@ -253,6 +254,17 @@ def make_problem(
     return problem
 
 
+def check_kinds(topology: Any, cost: Any) -> None:
+    """Refuse a number of ranks instead of a topology, or a name instead of a cost model. Raises TypeError."""
+    if not isinstance(topology, Topology):
+        raise TypeError(f"topology must be a balancer.Topology, such as Topology(ranks=8), got {topology!r}.")
+    if not hasattr(cost, "fixed_nanoseconds"):
+        raise TypeError(
+            "cost must be a cost model: CostModel.generic(), CostModel.preset(name), "
+            f"CostModel.load(path), ...; got {cost!r}."
+        )
+
+
 def _check_min_length(min_length: Mapping[int, int], degrees: tuple[int, ...]) -> dict[int, int]:
     unknown = sorted(set(min_length) - set(degrees))
     if unknown or any(int(n) != n or n < 0 for n in min_length.values()):
@@ -276,6 +288,8 @@ def _check_capacity(max_tokens: int | Sequence[int] | Ints, ranks: int) -> Ints:
 
 
 def _check_degrees(cp_degrees: Sequence[int], ranks: int) -> tuple[int, ...]:
+    if not isinstance(cp_degrees, Iterable):
+        raise TypeError(f"cp_degrees must hold the allowed degrees, such as (1, 2, 4), got {cp_degrees!r}.")
     degrees = tuple(sorted({int(degree) for degree in cp_degrees}))
     if not degrees or degrees[0] < 1 or any(int(degree) != degree for degree in cp_degrees):
         raise ValueError(f"cp_degrees must hold whole numbers of at least 1, got {tuple(cp_degrees)!r}.")

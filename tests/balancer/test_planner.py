@@ -162,6 +162,20 @@ def test_bad_input_gets_a_sentence(change, sentence):
         plan_step(**(step | change))
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"topology": 4}, r"such as Topology\(ranks=8\), got 4"),
+        ({"cost": "generic"}, r"CostModel\.preset\(name\).* got 'generic'"),
+        ({"cp_degrees": 2}, r"such as \(1, 2, 4\), got 2"),
+    ],
+)
+def test_a_number_or_a_name_in_place_of_an_object_gets_a_sentence(change, sentence):
+    step = {"table_or_lengths": [10, 20], "topology": Topology(4), "max_tokens": 100, "cost": COST}
+    with pytest.raises(TypeError, match=sentence):
+        plan_step(**(step | change))
+
+
 def test_a_cost_that_is_not_a_time_gets_a_sentence():
     class Wrong:
         def nanoseconds(self, lengths, cp_degree=1):

@@ -297,3 +297,16 @@ def test_a_number_of_slots_is_refused_where_encoders_are_planned():
         DataLoader(
             PictureSource([5], [1]), max_tokens=10, micro_batches=2, phases={"vision": Phase(cost=COST)}
         )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"topology": 8, "rank": 0}, r"such as Topology\(ranks=8\), got 8"),
+        ({"cost": "flexsp-a100-7b"}, r"CostModel\.preset\(name\), .* got 'flexsp-a100-7b'"),
+        ({"memory": 20 << 30}, r"Memory\(budget_bytes=\.\.\.\), got 21474836480"),
+    ],
+)
+def test_a_number_or_a_name_in_place_of_an_object_is_refused_at_once(wrong, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        DataLoader([{"input_ids": [1, 2]}], batch_size=1, max_tokens=8, **wrong)
