@@ -293,6 +293,8 @@ def test_too_few_micro_batches_are_refused_when_the_step_is_planned():
 
 
 def test_a_number_of_slots_is_refused_where_encoders_are_planned():
+    with pytest.raises(ValueError, match='phases are planned by policy="balanced" only'):
+        DataLoader([[1, 2]], max_tokens=8, phases={}, policy="equal_tokens")
     with pytest.raises(ValueError, match="micro_batches and slots_multiple_of cannot be used with phases"):
         DataLoader(
             PictureSource([5], [1]), max_tokens=10, micro_batches=2, phases={"vision": Phase(cost=COST)}
