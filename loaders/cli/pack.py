@@ -13,8 +13,8 @@ INPUTS = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT...",
-        help="Files, patterns, folders or fsspec URLs: parquet, arrow, jsonl (.gz, .zst), a save_to_disk "
-        "folder, Megatron .idx. Each is a source of its own in the counts.",
+        help="Files, patterns, folders or fsspec URLs: parquet, arrow, jsonl (.gz, .zst), tar, MDS, a "
+        "save_to_disk folder, Megatron .idx. Each is a source of its own in the counts.",
     ),
 ]
 
