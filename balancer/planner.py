@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from balancer.bounds import lower_bound_ns
 from balancer.plan import StepPlan
 from balancer.planning.layout import empty_layout, make_plan, slots_of
+from balancer.planning.longest import check_total
 from balancer.planning.problem import Cost, Ints, make_problem
 from balancer.planning.samples import at_most, check_max_samples
 from balancer.policies import POLICIES
@@ -84,6 +85,7 @@ def plan_step(
     )
     if len(problem) == 0:
         return make_plan(problem, empty_layout(), lower_bound_ns=0, policy=policy)
+    check_total(problem)
     layout = POLICIES[policy](problem)
     if max_samples is not None:
         layout = at_most(layout, check_max_samples(max_samples))

@@ -11,10 +11,8 @@ import numpy as np
 from balancer._kernels import place
 from balancer._kernels.order import first_at_most
 from balancer.planning.layout import Layout
+from balancer.planning.longest import LONGEST_NS
 from balancer.planning.problem import Problem
-
-LONGEST_NS = 2**60
-"""Work beyond it is refused where the ladder is built."""
 
 
 def bound_ns(problem: Problem) -> int | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from balancer._kernels import bound
 from balancer.planning.layout import exact_sum
+from balancer.planning.longest import too_long
 from balancer.planning.problem import Ints, Problem, padded
 
 Floats = NDArray[np.float64]
@@ -178,10 +179,7 @@ def build_ladder(problem: Problem) -> Ladder:
             problem, supply, degrees, fixed, group_speed, memory, base, time, slack, lower_bound
         )
     if lower_bound < 0:
-        raise ValueError(
-            "the cost model predicts steps beyond 2**60 nanoseconds (36 years). Coefficients are seconds per "
-            "token and per pair; check their unit."
-        )
+        raise too_long()
     return Ladder(
         degrees=degrees, fixed_ns=fixed, memory=memory, speed=group_speed, base_ns=base, base_sums=base_sums,
         time_ns=time, lower_bound_ns=lower_bound,

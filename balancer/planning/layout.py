@@ -12,6 +12,7 @@ from balancer._kernels import sums
 from balancer._kernels.order import group_by
 from balancer._kernels.waves import finish_times
 from balancer.plan import MicroBatches, StepPlan
+from balancer.planning.longest import LONGEST_NS, too_long
 from balancer.planning.problem import Ints, Problem, padded
 
 SPEED_UNIT = 1 << 16
@@ -86,7 +87,17 @@ def batch_columns(problem: Problem, layout: Layout) -> tuple[Ints, Ints]:
             work[mine] = problem.work_ns_of((degree,), layout.order[mine])[0]
             tokens[mine] = padded(lengths, degree)
             fixed[layout.cp_degree == degree] = problem.fixed_ns(degree)
+    _check_sums(layout, work)
     return _batch_sums(layout, work) + fixed, _batch_sums(layout, tokens)
+
+
+def _check_sums(layout: Layout, work: Ints) -> None:
+    """That no micro-batch's work runs over 64 bits; summed only where the largest ones alone might."""
+    most_samples = int(np.diff(layout.offsets).max())
+    if float(work.max()) * most_samples < LONGEST_NS:
+        return
+    if _batch_sums(layout, work.astype(np.float64)).max() >= LONGEST_NS:
+        raise too_long()
 
 
 def _batch_sums(layout: Layout, values: Ints) -> Ints:
@@ -105,6 +116,7 @@ def step_times_ns(
     """([R] time that each rank computes, time of the step) in nanoseconds."""
     pace = slowness(problem)
     later_stages = problem.topology.pipeline_stages - 1
+    _check_times(layout, cost, slot, pace, num_slots, problem.fixed_ns(1), later_stages)
     total, largest = sums.rank_sums(layout.first_rank, layout.cp_degree, cost, pace, SPEED_UNIT)
     rank_time: Ints = total + later_stages * largest
     if num_slots == 0:
@@ -117,6 +129,20 @@ def step_times_ns(
         layout.first_rank, layout.cp_degree, slot, cost, pace, SPEED_UNIT, num_slots, problem.fixed_ns(1)
     )
     return rank_time, int(maxima.sum() + later_stages * maxima.max())
+
+
+def _check_times(
+    layout: Layout, cost: Ints, slot: Ints, pace: Ints, num_slots: int, fixed_ns: int, later_stages: int
+) -> None:
+    """That times fit 64 bits: no rank, and no step, takes longer than its slots one after another."""
+    rounds = num_slots + later_stages
+    if float(cost.max(initial=fixed_ns)) * float(pace.max()) / SPEED_UNIT * rounds < LONGEST_NS:
+        return
+    slowest = np.full(num_slots, float(fixed_ns) * float(pace.max()))
+    for first, degree, at, nominal in zip(layout.first_rank, layout.cp_degree, slot, cost, strict=True):
+        slowest[at] = max(slowest[at], float(nominal) * float(pace[first : first + degree].max()))
+    if (slowest.sum() + later_stages * slowest.max()) / SPEED_UNIT >= LONGEST_NS:
+        raise too_long()
 
 
 def slots_of(problem: Problem, layout: Layout) -> tuple[Ints, int]:
