@@ -120,6 +120,7 @@ class Actors:
                 now = ray.get_actor(name, namespace=NAMESPACE)
             except ValueError:
                 handles.pop(name, None)
+                self._held.own.discard(name)
                 return
             held = handles.get(name)
             if held is None or held._actor_id != now._actor_id:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import pytest
 
@@ -98,6 +99,25 @@ def test_who_finds_an_actor_dead_late_leaves_its_successor_alone(address):
     gc.collect()
     assert ray.get(ray.get_actor(name, namespace=NAMESPACE).process.remote()) == process
     actors.end(name)
+
+
+def test_an_actor_that_another_rank_has_started_is_left_to_it(address, monkeypatch):
+    monkeypatch.setattr(plane, "LINGER_S", 0.0)
+    join_cluster(address)
+    actors = actors_of_this_job()
+    name = f"{actors.readers}8"
+    first = actors.get(name)
+    ray.kill(first)
+    while name in actors._held.handles:
+        actors.look_again(name)
+    other = actors._started(name)  # as another rank does it
+    assert actors.get(name) == other
+    del actors, first
+    gc.collect()
+    while plane._LEFT:
+        time.sleep(0.05)
+    with plane._LOCK:  # all that is ours has been ended
+        assert ray.get(other.process.remote())
 
 
 def test_a_reader_ends_when_no_loader_claims_it_any_more(address):
