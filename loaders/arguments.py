@@ -329,7 +329,18 @@ def chosen_seed(seed: int | None, generator: Any, dataset: Any) -> int:
 
 def sample_capacity(max_tokens: int, degrees: Sequence[int]) -> int:
     """Tokens of the longest sample that some allowed degree can hold, its alignment padding included."""
-    return max(max_tokens * degree // alignment(degree) * alignment(degree) for degree in degrees)
+    capacity = max(max_tokens * degree // alignment(degree) * alignment(degree) for degree in degrees)
+    if max_tokens < 1:
+        raise ValueError(
+            "filler media, for ranks without any, leave no token of max_tokens for samples. Raise "
+            "max_tokens, or pass fill_media=False."
+        )
+    if capacity < 1:
+        raise ValueError(
+            f"no sample fits max_tokens={max_tokens} with cp_degrees={tuple(degrees)}: ranks that share a "
+            "sample hold two chunks of it each. Raise max_tokens to at least 2, or allow degree 1."
+        )
+    return capacity
 
 
 def is_count(value: Any) -> bool:

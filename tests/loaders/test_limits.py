@@ -17,6 +17,7 @@ from loaders.limits import Limits
 from loaders.memory import LOGIT_BYTES, Memory
 from packing.table import SampleTable
 from tests.loaders.arrays import ArraySource, MaskedSource, epoch_of, merged, on_all_ranks
+from tests.loaders.streams import Stream
 
 
 class PictureSource(ArraySource):
@@ -31,6 +32,19 @@ class PictureSource(ArraySource):
 
 
 COST = CostModel(linear=1e-4, fixed=1e-3)
+
+# ------------------------------------------------------------------------------------------------ no room
+
+
+@pytest.mark.parametrize("oversize", ["error", "drop", "truncate", "split"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cap_that_holds_no_sample_is_refused_whatever_becomes_of_long_ones(oversize, stream):
+    """One token a rank, where each of two ranks holds two chunks: splitting by 0 tokens lost all data."""
+    arguments = {"topology": Topology(ranks=4), "rank": 0, "cp_degrees": (2, 4), "oversize": oversize}
+    data = Stream([1, 3]) if stream else ArraySource([1, 3])
+    with pytest.raises(ValueError, match=r"no sample fits max_tokens=1 with cp_degrees=\(2, 4\)"):
+        DataLoader(data, max_tokens=1, exchange=stream, **arguments)
+
 
 # ------------------------------------------------------------------------------------------------ memory
 
