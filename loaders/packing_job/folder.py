@@ -26,12 +26,16 @@ def claimed(settings: PackSettings, stamps: list[str], *, resume: bool, overwrit
     """The work folder, held against other runs.
 
     Raises:
-        FileExistsError: the folder holds something, and neither ``resume`` nor ``overwrite`` says what to do.
+        FileExistsError: the folder holds something, and neither ``resume`` nor ``overwrite`` says what to do;
+            or it is no folder.
         ValueError: ``resume`` with other settings or changed inputs than the run that was interrupted.
         RuntimeError: another run is at work there.
     """
     output = Path(settings.output)
     work = work_folder(output)
+    file = next((path for path in (output, *output.parents) if path.exists() and not path.is_dir()), None)
+    if file is not None:
+        raise FileExistsError(f"{output}: {file} is a file, no folder. Choose another -o.")
     with told_about(output):
         output.mkdir(parents=True, exist_ok=True)
         work.mkdir(exist_ok=True)

@@ -108,6 +108,14 @@ def test_a_finished_run_is_kept_until_told_otherwise(inputs: list[str], tmp_path
     assert other["num_packs"] == first["num_packs"]
 
 
+def test_a_file_in_the_place_of_the_folder_is_named(inputs: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for output in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(FileExistsError, match="file is a file, no folder"):
+            pack(inputs, output)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_folder_with_other_things_is_left_alone(inputs: list[str], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
