@@ -202,6 +202,8 @@ def _leave(key: Key, held: Held) -> None:
 
 
 def _end(key: Key, left: Held) -> None:
+    if not threading.main_thread().is_alive():
+        return  # the program is only there for other ranks, which use the actors
     with _LOCK:
         if _LEFT.get(key) is not left:
             return
