@@ -182,6 +182,9 @@ def hidden(step_s: float = 0.05, *, wait_s: float) -> dict[str, float]:
     """How long a rank waits for its batches when a step takes ``step_s``."""
     given = [iter(loader) for loader in loaders("ray", 1, wait_s=wait_s)]
     waits: list[float] = []
+    for rank in given:  # actors are started, however long that takes
+        while not next(rank).last_in_step:
+            pass
     begun = time.perf_counter()
     while (passed := time.perf_counter() - begun) < WARM_S + MEASURED_S:
         time.sleep(step_s)
