@@ -17,6 +17,7 @@ pytest.importorskip("ray", reason="ray is not installed")
 import ray
 from ray.util import list_named_actors
 
+from loaders.ray_engine import session
 from loaders.ray_engine.session import NAMESPACE
 from loaders.ray_engine.status import status, write_timeline
 from tests.ray.streams import digest, loader_of, mixture
@@ -118,6 +119,13 @@ def test_two_ranks_share_a_cluster_of_their_own_and_a_kill_leaves_no_process():
         for process in ranks:
             process.kill()
             process.wait()
+
+
+def test_a_process_that_has_ended_does_not_live_though_nobody_has_asked_how():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    assert within(60, lambda: not session._lives(process.pid))
+    process.wait()
+    assert session._lives(os.getpid())
 
 
 def test_the_rank_that_started_the_cluster_ends_last():
