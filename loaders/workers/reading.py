@@ -9,7 +9,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing import util
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from loaders.shares import Share
 from loaders.sources.base import Source
 from loaders.workers.faults import WorkerError, cannot_start, died, pids_in, timed_out
 from loaders.workers.slate import Slate, current
-from loaders.workers.start import Desk, WorkerStart
+from loaders.workers.start import Desk, WorkerStart, own_folder
 
 GRACE_S = 2.0
 """Workers that are still reading are given so long at the end of an iteration; torch gives 5 s to each."""
@@ -57,12 +56,12 @@ class ReadingLoader(torch.utils.data.DataLoader[Any]):
         if self.num_workers == 0:
             return super()._get_iterator()
         context = self.multiprocessing_context or torch.multiprocessing.get_context()
-        util.get_temp_dir()  # one folder of sockets for all, which this process removes
+        folder = own_folder()  # one folder of sockets for all workers
         theirs = self.worker_init_fn
         sources = getattr(self.dataset, "sources", ())
         try:
             desks = context.RawArray(Desk, self.num_workers)
-            self.worker_init_fn = WorkerStart(desks, sources, theirs)
+            self.worker_init_fn = WorkerStart(desks, sources, theirs, folder)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Got pickle error")  # it is told below, with a name
                 return ReadingIterator(self, desks, sources)

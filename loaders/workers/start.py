@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing import util
 from typing import Any
 
 import torch.utils.data
@@ -48,16 +49,27 @@ class WorkerStart:
         desks: one `Desk` a worker, in shared memory.
         sources: by the numbers that shares use.
         then: the user's own ``worker_init_fn``.
+        folder: `own_folder` of the training process.
     """
 
-    def __init__(self, desks: Any, sources: Sequence[Source], then: Callable[[int], None] | None) -> None:
+    def __init__(
+        self,
+        desks: Any,
+        sources: Sequence[Source],
+        then: Callable[[int], None] | None,
+        folder: str | None,
+    ) -> None:
         self.desks = desks
         self.sources = sources
         self.then = then
+        self.folder = folder
 
     def __call__(self, worker: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=_end_with_parent, name="evenload-parent-watch", daemon=True).start()
+        watch = threading.Thread(
+            target=_end_with_parent, args=(self.folder,), name="evenload-parent-watch", daemon=True
+        )
+        watch.start()
         desk = self.desks[worker]
         write_on(Slate(desk.cells, self.sources))
         _leave_words(desk)
@@ -66,7 +78,19 @@ class WorkerStart:
             self.then(worker)
 
 
-def _end_with_parent() -> None:
+def own_folder() -> str | None:
+    """The folder of multiprocessing's sockets, made now if need be; ``None`` if it is a parent's.
+
+    A process that multiprocessing started, such as a rank of ``torch.multiprocessing.spawn``, inherits its
+    parent's folder, which must stay when the rank is killed.
+    """
+    process = multiprocessing.process.current_process()
+    inherited = getattr(process, "_config", {}).get("tempdir")
+    folder = str(util.get_temp_dir())
+    return folder if multiprocessing.parent_process() is None or inherited is None else None
+
+
+def _end_with_parent(folder: str | None) -> None:
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -74,9 +98,7 @@ def _end_with_parent() -> None:
     while os.getppid() == first and not multiprocessing.connection.wait([parent.sentinel], timeout=LOOK_S):
         pass
     # no clean exit: it would wait for the pipe to be read
-    config: dict[str, Any] = getattr(multiprocessing.process.current_process(), "_config", {})
-    folder = config.get("tempdir")
-    if folder:
+    if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import util
 from pathlib import Path
 
 import numpy as np
@@ -311,6 +313,41 @@ def test_a_hard_killed_parent_leaves_no_worker_no_memory_and_no_name(how, contex
     while stale(pids, tmp_path / "tmp") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert stale(pids, tmp_path / "tmp") == []
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, row):
+        time.sleep(0.05)
+        return {"input_ids": np.arange(20)}
+
+
+def _train(begun):
+    source = open_source(Slow(), length=np.full(1000, 20), labels=False)
+    for _ in DataLoader(source, batch_size=4, max_tokens=400, num_workers=1):
+        begun.set()
+
+
+@pytest.mark.slow
+def test_a_killed_rank_leaves_the_folder_of_the_process_that_started_it():
+    folder = Path(util.get_temp_dir())
+    context = multiprocessing.get_context("spawn")
+    begun = context.Event()
+    rank = context.Process(target=_train, args=(begun,))
+    rank.start()
+    assert begun.wait(120)
+    children = f"/proc/{rank.pid}/task/{rank.pid}/children"
+    workers = [int(pid) for pid in Path(children).read_text().split()]
+    rank.kill()
+    rank.join()
+    deadline = time.monotonic() + 30
+    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert workers
+    assert not any(alive(pid) for pid in workers)
+    assert folder.is_dir()
 
 
 FULL = """
