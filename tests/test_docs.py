@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import json
 import re
 import runpy
@@ -87,6 +88,8 @@ def test_what_code_imports_from_here_is_there(page: str) -> None:
         }:
             if node.module == "balancer.runtime.adapters.trainer":
                 continue  # is checked where transformers is installed, in tests/runtime
+            if node.module.startswith("loaders.ray_engine") and importlib.util.find_spec("ray") is None:
+                continue  # is checked where ray is installed
             module = importlib.import_module(node.module)
             assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
@@ -127,7 +130,8 @@ def test_every_page_is_linked_from_the_first() -> None:
 def test_files_and_folders_that_are_named_are_there(page: str) -> None:
     homes = ["packing", "balancer", "loaders", "benchmarks", "examples", "tests"]
     for span in spans(page):
-        if not re.fullmatch(r"[\w./*-]+(\.(py|md|toml|csv)|/)", span) or span in {"demo/", "site/", "tokenizer/"}:
+        named = re.fullmatch(r"[\w./*-]+(\.(py|md|toml|csv)|/)", span)
+        if not named or span in {"demo/", "site/", "tokenizer/"}:
             continue
         there = any(ROOT.glob(span)) or any(any((ROOT / home).rglob(span)) for home in homes)
         assert there, span

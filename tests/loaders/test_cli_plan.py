@@ -197,7 +197,8 @@ def test_costs_and_degrees_are_parsed():
 def test_files_without_a_token_and_torn_ones_are_named(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and no more")
-    for name, what in [("empty.txt", "(0 rows). Check the path"), ("torn.parquet", "not a whole parquet file")]:
+    told = {"empty.txt": "(0 rows). Check the path", "torn.parquet": "not a whole parquet file"}
+    for name, what in told.items():
         result = run(tmp_path / name)
         assert result.exit_code == 1
         assert name in result.stderr
