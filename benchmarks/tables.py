@@ -410,7 +410,7 @@ def page() -> str:
         try:
             body = write()
         except FileNotFoundError as missing:
-            body = f"Not measured yet: `{Path(missing.filename).name}` is not there."
+            body = f"Not measured yet: {Path(missing.filename).name} is not there."
         parts += [f"## {heading}", body]
     return paragraphs(*parts) + "\n"
 
