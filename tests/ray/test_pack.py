@@ -106,7 +106,7 @@ def test_relative_inputs_are_found(
 def test_both_nodes_take_part_and_workers_limit_the_tasks(tmp_path: Path, cluster: Any) -> None:
     claim(tmp_path)
     with task_runner(tmp_path, cluster.address) as runner:
-        assert len(set(slowed(runner)(_node_number, list(range(8)), (), 1))) == 2
+        assert len(set(runner(_meeting, list(range(2)), (tmp_path,), 1))) == 2
     with task_runner(tmp_path, cluster.address, most=1) as runner:
         assert sorted(runner(_tasks_at_once, list(range(6)), (tmp_path,), 1)) == [1] * 6
 
@@ -116,10 +116,14 @@ def claim(output: Path) -> None:
     (work_folder(output) / "job.json").write_text("{}")
 
 
-def _node_number(task: int) -> int:
+def _meeting(task: int, folder: Path) -> int:
+    """Number of this node, once a task of another one has come too."""
     import ray
 
-    return int(ray.get_runtime_context().get_node_id()[:12], 16)
+    node = ray.get_runtime_context().get_node_id()[:12]
+    (folder / f"met-{node}").touch()
+    wait_for(lambda: len(list(folder.glob("met-*"))) == 2, 120.0)
+    return int(node, 16)
 
 
 def _tasks_at_once(task: int, folder: Path) -> int:
