@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loaders.cli.options import CpDegrees, MaxTokens, OrderSeed, Ranks, RanksPerNode, Sync
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,18 +20,18 @@ def inspect_data(
     data: Annotated[
         list[str], typer.Argument(help="A mixture's YAML file, or paths, patterns or URLs of one source.")
     ],
-    max_tokens: Annotated[str, typer.Option(help="Tokens that one rank holds in one micro-batch.")],
-    ranks: Annotated[int, typer.Option(min=1, help="Data ranks.")] = 1,
+    max_tokens: MaxTokens,
+    ranks: Ranks = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples a rank and step.")] = 64,
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples a step, whatever the ranks.")
     ] = None,
-    cp_degrees: Annotated[str, typer.Option(help="Allowed context-parallel degrees, such as 1,2,4,8.")] = "1",
-    sync: Annotated[str, typer.Option(help="Ranks meet once a step, or in each micro_batch.")] = "step",
+    cp_degrees: CpDegrees = "1",
+    sync: Sync = "step",
     cost: Annotated[
         str, typer.Option(help="A preset, a file of evenload calibrate, or linear,quadratic,fixed seconds.")
     ] = "generic",
-    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks joined by fast links.")] = None,
+    ranks_per_node: RanksPerNode = None,
     max_samples: Annotated[
         int | None, typer.Option(min=1, help="Samples that a micro-batch may hold.")
     ] = None,
@@ -37,7 +39,7 @@ def inspect_data(
         str, typer.Option(help="Samples that fit nowhere: error, drop, truncate or split.")
     ] = "error",
     shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle the order.")] = True,
-    seed: Annotated[int, typer.Option(help="Order of the samples.")] = 0,
+    seed: OrderSeed = 0,
     bos: Annotated[int | None, typer.Option(min=0, help="Token that every sample begins with.")] = None,
     eos: Annotated[int | None, typer.Option(min=0, help="Token that every sample ends with.")] = None,
     column: Annotated[str, typer.Option(help="Column of token ids of a source.")] = "input_ids",

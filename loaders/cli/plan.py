@@ -9,6 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loaders.cli.options import (
+    AsJson,
+    Column,
+    CpDegrees,
+    Files,
+    LengthColumn,
+    MaxTokens,
+    OrderSeed,
+    PipelineStages,
+    Policies,
+    Ranks,
+    RanksPerNode,
+    Sync,
+)
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -21,14 +36,11 @@ _WHOLE_FILE = 65_536
 
 
 def plan(
-    files: Annotated[
-        list[str],
-        typer.Argument(help="Lengths (.npy, .txt or a column), or tokens in any format."),
-    ],
-    ranks: Annotated[int, typer.Option(min=1, help="Data ranks.")],
-    max_tokens: Annotated[str, typer.Option(help="Tokens that one rank holds in one micro-batch.")],
-    cp_degrees: Annotated[str, typer.Option(help="Allowed context-parallel degrees, such as 1,2,4,8.")] = "1",
-    sync: Annotated[str, typer.Option(help="Ranks meet once a step, or in each micro_batch.")] = "step",
+    files: Files,
+    ranks: Ranks,
+    max_tokens: MaxTokens,
+    cp_degrees: CpDegrees = "1",
+    sync: Sync = "step",
     cost: Annotated[
         str, typer.Option(help="A preset, a file of evenload calibrate, or linear,quadratic,fixed seconds.")
     ] = "generic",
@@ -36,15 +48,15 @@ def plan(
         int | None, typer.Option(min=1, help=f"Samples a step; by default all, at most {_WHOLE_FILE}.")
     ] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="Plan at most so many steps of the epoch.")] = 20,
-    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks joined by fast links.")] = None,
-    pipeline_stages: Annotated[int, typer.Option(min=1, help="Stages that every micro-batch passes.")] = 1,
-    policies: Annotated[str | None, typer.Option(help="Which to compare; by default all.")] = None,
-    column: Annotated[str, typer.Option(help="Column of token ids.")] = "input_ids",
-    length: Annotated[str | None, typer.Option(help="Column of lengths.")] = None,
-    seed: Annotated[int, typer.Option(help="Order of the samples.")] = 0,
+    ranks_per_node: RanksPerNode = None,
+    pipeline_stages: PipelineStages = 1,
+    policies: Policies = None,
+    column: Column = "input_ids",
+    length: LengthColumn = None,
+    seed: OrderSeed = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw the balanced plan of the first step.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write it as a timeline for Perfetto.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print what each policy would cost on a file's lengths, against a proven bound.
 

@@ -8,6 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loaders.cli.options import (
+    Column,
+    CostOrModel,
+    DrawnSeed,
+    Files,
+    LengthColumn,
+    Overhead,
+    PipelineStages,
+    Ranks,
+    TensorParallel,
+)
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,23 +34,14 @@ _GPUS_A_NODE = 8
 
 
 def report(
-    files: Annotated[
-        list[str],
-        typer.Argument(help="Lengths (.npy, .txt or a column), or tokens in any format."),
-    ],
-    ranks: Annotated[int, typer.Option(min=1, help="Data ranks.")],
+    files: Files,
+    ranks: Ranks,
     max_tokens: Annotated[str, typer.Option(help="Tokens that one rank holds in one micro-batch today.")],
     model: Annotated[
         Path | None, typer.Option(help="The model's config.json: its cost, MFU and memory.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="a100, h100, h200, b200 or mi300x.")] = "h100",
-    cost: Annotated[
-        str | None,
-        typer.Option(
-            help="A preset, a file of evenload calibrate, or linear,quadratic,fixed seconds; by default what "
-            "--model says, or the generic decoder."
-        ),
-    ] = None,
+    cost: CostOrModel = None,
     cp_degrees: Annotated[
         str | None,
         typer.Option(
@@ -62,8 +65,8 @@ def report(
         int | None,
         typer.Option(min=1, help="Ranks joined by fast links; by default 8 GPUs, tensor parallel or not."),
     ] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share each layer of a rank.")] = 1,
-    pipeline_stages: Annotated[int, typer.Option(min=1, help="Stages that every micro-batch passes.")] = 1,
+    tensor_parallel: TensorParallel = 1,
+    pipeline_stages: PipelineStages = 1,
     recompute: Annotated[
         str | None,
         typer.Option(
@@ -72,10 +75,10 @@ def report(
     ] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of a GPU, such as 80G.")] = None,
     jitter: Annotated[float, typer.Option(min=0.0, help="Spread of the GPUs' paces in each step.")] = 0.03,
-    overhead: Annotated[float, typer.Option(min=0.0, help="Seconds added to every step.")] = 0.0,
-    column: Annotated[str, typer.Option(help="Column of token ids.")] = "input_ids",
-    length: Annotated[str | None, typer.Option(help="Column of lengths.")] = None,
-    seed: Annotated[int, typer.Option(help="Order of the samples and jitter.")] = 0,
+    overhead: Overhead = 0.0,
+    column: Column = "input_ids",
+    length: LengthColumn = None,
+    seed: DrawnSeed = 0,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where to write the page; by default report.html.")
     ] = None,

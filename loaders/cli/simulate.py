@@ -8,6 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loaders.cli.options import (
+    AsJson,
+    Column,
+    CostOrModel,
+    CpDegrees,
+    DrawnSeed,
+    Files,
+    LengthColumn,
+    MaxTokens,
+    Overhead,
+    PipelineStages,
+    Policies,
+    Ranks,
+    RanksPerNode,
+    Sync,
+    TensorParallel,
+)
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,32 +35,23 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    files: Annotated[
-        list[str],
-        typer.Argument(help="Lengths (.npy, .txt or a column), or tokens in any format."),
-    ],
-    ranks: Annotated[int, typer.Option(min=1, help="Data ranks.")],
-    max_tokens: Annotated[str, typer.Option(help="Tokens that one rank holds in one micro-batch.")],
-    cp_degrees: Annotated[str, typer.Option(help="Allowed context-parallel degrees, such as 1,2,4,8.")] = "1",
-    sync: Annotated[str, typer.Option(help="Ranks meet once a step, or in each micro_batch.")] = "step",
-    cost: Annotated[
-        str | None,
-        typer.Option(
-            help="A preset, a file of evenload calibrate, or linear,quadratic,fixed seconds; by default what "
-            "--model says, or the generic decoder."
-        ),
-    ] = None,
+    files: Files,
+    ranks: Ranks,
+    max_tokens: MaxTokens,
+    cp_degrees: CpDegrees = "1",
+    sync: Sync = "step",
+    cost: CostOrModel = None,
     model: Annotated[
         Path | None, typer.Option(help="The model's config.json, for its FLOPs and MFU.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="Whose peak MFU is a share of.")] = "h100",
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share each layer of a rank.")] = 1,
+    tensor_parallel: TensorParallel = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate, over as many epochs as needed.")] = 20,
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples a step; by default all, at most 65536.")
     ] = None,
-    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks joined by fast links.")] = None,
-    pipeline_stages: Annotated[int, typer.Option(min=1, help="Stages that every micro-batch passes.")] = 1,
+    ranks_per_node: RanksPerNode = None,
+    pipeline_stages: PipelineStages = 1,
     stage_multipliers: Annotated[
         str | None, typer.Option(help="Time of each stage over that of the cost, such as 1,1,1.2.")
     ] = None,
@@ -50,12 +59,12 @@ def simulate(
     straggler: Annotated[
         list[str] | None, typer.Option(help="RANK:SPEED that the planner does not know of, such as 17:0.5.")
     ] = None,
-    overhead: Annotated[float, typer.Option(min=0.0, help="Seconds added to every step.")] = 0.0,
-    policies: Annotated[str | None, typer.Option(help="Which to compare; by default all.")] = None,
-    column: Annotated[str, typer.Option(help="Column of token ids.")] = "input_ids",
-    length: Annotated[str | None, typer.Option(help="Column of lengths.")] = None,
-    seed: Annotated[int, typer.Option(help="Order of the samples and jitter.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    overhead: Overhead = 0.0,
+    policies: Policies = None,
+    column: Column = "input_ids",
+    length: LengthColumn = None,
+    seed: DrawnSeed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Run the planner's plans of a file's lengths on a simulated cluster, for every policy.
 
