@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,83 +87,92 @@ def section_peers() -> Iterable[dict[str, Any]]:
                         lambda run=run, as_list=as_list, cap=cap: run(as_list, cap),
                         rounds=7 if n > 3_000 else 5,
                     )
-                    yield {
-                        "samples": n,
-                        "mix": mix,
-                        "cap": cap,
-                        "peer": name,
-                        "our_ms": 1e3 * ratio.a_s,
-                        "peer_ms": 1e3 * ratio.b_s,
-                        "times_slower": ratio.median,
-                        "low": ratio.low,
-                        "high": ratio.high,
-                        "our_packs": len(pack(lengths, cap)),
-                        "peer_packs": len(run(as_list, cap)),
-                        "lower_bound": pack(lengths, cap).lower_bound,
-                    }
+                    row = row_of(n, mix, cap, name, ratio, packs=len(run(as_list, cap)))
+                    yield row | {"lower_bound": pack(lengths, cap).lower_bound}
+
+
+def row_of(n: int, mix: str, cap: int, peer: str, ratio: harness.Ratio, *, packs: int) -> dict[str, Any]:
+    """What a peer took beside `pack` for the same lengths. packs: those of the peer."""
+    return {
+        "samples": n,
+        "mix": mix,
+        "cap": cap,
+        "peer": peer,
+        "our_ms": 1e3 * ratio.a_s,
+        "peer_ms": 1e3 * ratio.b_s,
+        "times_slower": ratio.median,
+        "low": ratio.low,
+        "high": ratio.high,
+        "our_packs": len(pack(lengths_of(mix, n, cap), cap)),
+        "peer_packs": packs,
+    }
+
+
+Packer = Callable[[np.ndarray, int], Any]
+"""(lengths, cap) -> packs."""
+
+
+def trl_packer() -> Callable[[pa.Table, int], pa.Table] | None:
+    """TRL's best fit of an Arrow table, which moves the tokens too."""
+    try:
+        from trl.data_utils import _pack_bfd
+    except ImportError:
+        print("TRL is not installed and left out", file=sys.stderr)
+        return None
+    return _pack_bfd
+
+
+def axolotl_packer(folder: Path | None) -> Packer | None:
+    """axolotl's first fit, with its sampler's defaults: groups of 100,000, at most 200 samples a pack."""
+    if folder is None:
+        print("axolotl is left out: --axolotl says where it lies", file=sys.stderr)
+        return None
+    multipack = harness.load_with_stubs(
+        folder / "axolotl" / "utils" / "samplers" / "multipack.py",
+        {
+            "axolotl": {},
+            "axolotl.utils": {},
+            "axolotl.utils.distributed": {"reduce_and_broadcast": None},
+            "axolotl.utils.logging": {"get_logger": logging.getLogger},
+        },
+    )
+    return lambda lengths, cap: multipack.pack_parallel(lengths, cap, 100_000, 200, 1)
+
+
+def table_of(lengths: np.ndarray) -> pa.Table:
+    """Rows of so many zeros."""
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return pa.table({"input_ids": pa.LargeListArray.from_arrays(offsets, np.zeros(offsets[-1], np.int32))})
+
+
+def packed_table(table: pa.Table, cap: int) -> Any:
+    """Ours beside TRL's: `pack` and one ``take`` of the table."""
+    column = table["input_ids"].combine_chunks()
+    return pc.take(column, pack(pc.list_value_length(column).to_numpy(), cap).order)
 
 
 def section_trainers(axolotl: Path | None) -> Iterable[dict[str, Any]]:
-    """What trainers call: TRL's packing of an Arrow table, tokens moved, and axolotl's first-fit of lengths.
-
-    Ours beside TRL's is `pack` and one ``take`` of the table, beside axolotl's `pack` to packs' members.
-    """
+    """What trainers call: TRL's packing of an Arrow table, tokens moved, and axolotl's first fit."""
     n = 20_000
+    of_table, of_lengths = trl_packer(), axolotl_packer(axolotl)
     for mix in ("lognormal", "python_sources"):
         for cap in (2048, 8192):
             lengths = lengths_of(mix, n, cap)
-            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            ids = pa.LargeListArray.from_arrays(offsets, np.zeros(offsets[-1], np.int32))
-            table = pa.table({"input_ids": ids})
-            runs: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], int]]] = {}
-            try:
-                from trl.data_utils import _pack_bfd
-
-                runs["TRL bfd, tokens moved"] = (
-                    lambda table=table, cap=cap: pc.take(
-                        table["input_ids"].combine_chunks(),
-                        pack(pc.list_value_length(table["input_ids"]).to_numpy(), cap).order,
-                    ),
-                    lambda table=table, cap=cap: _pack_bfd(table, cap),
-                    lambda table=table, cap=cap: len(_pack_bfd(table, cap)),
+            if of_table is not None:
+                table = table_of(lengths)
+                ratio = harness.paired(
+                    partial(packed_table, table, cap), partial(of_table, table, cap), rounds=5
                 )
-            except ImportError:
-                print("TRL is not installed and left out", file=sys.stderr)
-            if axolotl is not None:
-                multipack = harness.load_with_stubs(
-                    axolotl / "axolotl" / "utils" / "samplers" / "multipack.py",
-                    {
-                        "axolotl": {},
-                        "axolotl.utils": {},
-                        "axolotl.utils.distributed": {"reduce_and_broadcast": None},
-                        "axolotl.utils.logging": {"get_logger": logging.getLogger},
-                    },
-                )
-
-                def first_fit(lengths=lengths, cap=cap, run=multipack.pack_parallel) -> list[list[int]]:
-                    # the sampler's own defaults: groups of 100,000, at most 200 samples a pack
-                    return run(lengths, cap, 100_000, 200, 1)
-
-                runs["axolotl first-fit, lengths"] = (
+                packs = len(of_table(table, cap))
+                yield row_of(n, mix, cap, "TRL bfd, tokens moved", ratio, packs=packs)
+            if of_lengths is not None:
+                ratio = harness.paired(
                     lambda lengths=lengths, cap=cap: pack(lengths, cap).order,
-                    first_fit,
-                    lambda run=first_fit: len(run()),
+                    partial(of_lengths, lengths, cap),
+                    rounds=5,
                 )
-            for name, (ours, theirs, packs) in runs.items():
-                ratio = harness.paired(ours, theirs, rounds=5)
-                yield {
-                    "samples": n,
-                    "mix": mix,
-                    "cap": cap,
-                    "peer": name,
-                    "our_ms": 1e3 * ratio.a_s,
-                    "peer_ms": 1e3 * ratio.b_s,
-                    "times_slower": ratio.median,
-                    "low": ratio.low,
-                    "high": ratio.high,
-                    "our_packs": len(pack(lengths, cap)),
-                    "peer_packs": packs(),
-                }
+                packs = len(of_lengths(lengths, cap))
+                yield row_of(n, mix, cap, "axolotl first-fit, lengths", ratio, packs=packs)
 
 
 @numba.njit(nogil=True)
