@@ -112,7 +112,8 @@ class Watch:
                     heard, heard_at = words, time.monotonic()
                 elif time.monotonic() - heard_at > self.silence_s:
                     self._judge(f"rank {neighbour} is gone: last seen {_mark_of(heard)}")
-                elif time.monotonic() - self._since > self.limit_s:
+                # asked also while the neighbour is heard: a neighbour that lives may be the one that lags
+                if time.monotonic() - self._since > self.limit_s:
                     self._judge_laggards()
             except Exception as error:  # the store is gone, and with it the process that holds it
                 self._announce(f"the job's store no longer answers ({error}); the rank that holds it is gone")
@@ -142,7 +143,8 @@ class Watch:
         lagging = [rank for rank, mark in enumerate(marks) if mark == least]
         if self.rank in lagging:
             return  # whoever waits decides
-        self._judge(f"ranks {lagging} lag: {least} while others are {max(marks)} for {self.limit_s:g} s")
+        waited = time.monotonic() - self._since
+        self._judge(f"ranks {lagging} lag: {least} while others are {max(marks)} for {waited:.3g} s")
 
     def _read_verdict(self) -> None:
         if self._verdict is None and (verdict := self._read("verdict")):
@@ -161,6 +163,9 @@ class Watch:
         deadline = time.monotonic() + self.silence_s + 3 * self.interval_s
         while self._verdict is None and time.monotonic() < deadline:
             time.sleep(self.interval_s / 4)
+        if self._verdict is None:  # the collective gave up before limit_s: say who is behind all the same
+            with suppress(Exception):  # the store may be gone as well
+                self._judge_laggards()
         reason = self._verdict or f"a peer was lost, none could be found to be gone: {error}"
         return f"rank {self.rank} cannot go on {self._mark}: {reason}. Restart from the last checkpoint."
 
