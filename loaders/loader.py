@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from balancer import CostModel, StepPlan, Topology
 from loaders.arguments import WINDOW, defaults_of, refuse_without_effect
 from loaders.asked import asked_of
-from loaders.balanced import Balanced, OrderSampler, Planning, StepSampler
+from loaders.balanced import Balanced, OrderSampler, PlannedStep, Planning, StepSampler
 from loaders.batch import Batch
 from loaders.building import build_balanced, prepare
 from loaders.lookalikes import only_balanced
@@ -23,8 +23,10 @@ from loaders.sources.streams import is_stream
 from loaders.steps import StepTokens
 from loaders.streams.opening import open_stream
 from loaders.streams.streaming import Streaming
+from loaders.streams.window import StreamStep
 from loaders.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
 from loaders.unbalanced import Replayed, TorchState, iterator_of
+from packing import SampleTable
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -271,12 +273,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def plan(self) -> StepPlan:
         """The plan of the step that the last batch belongs to, for `check_same_plan` and for looking at."""
-        if isinstance(self._mode, Streaming) and self._mode.last_plan is not None:
-            return self._mode.last_plan
-        planned = self._required().last_planned
-        if planned is None:
-            raise RuntimeError("no step has begun yet: the plan is known with the first batch.")
-        return planned.plan
+        return self._last_step().plan
+
+    @property
+    def table(self) -> SampleTable:
+        """The samples of that step, by which its plan numbers them; makes `check_same_plan` tell seeds apart."""
+        return self._last_step().table
+
+    def _last_step(self) -> PlannedStep | StreamStep:
+        mode = self._mode
+        last = mode.last_step if isinstance(mode, Streaming) else self._required().last_planned
+        if last is None:
+            raise RuntimeError("no step has begun yet: its plan and samples are known with the first batch.")
+        return last
 
     def step(self, index: int, *, epoch: int | None = None) -> StepView:
         """The ``index``-th step of an epoch (by default of the current one), planned for all ranks."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from balancer import StepPlan
 from balancer.runtime import ContextGroups, HostGroup
 from loaders.batch import Batch
 from loaders.metrics import Metrics
@@ -83,7 +82,7 @@ class Streaming:
         """Mark of the iteration that moves the cursor."""
         self.overtaken: object | None = None
         """Mark of the iteration during which a state was loaded."""
-        self.last_plan: StepPlan | None = None
+        self.last_step: StreamStep | None = None
 
     def start(self) -> Iterator[Batch]:
         """Iterate from a loaded state, or else over a new epoch. Collective the first time."""
@@ -127,7 +126,7 @@ class Streaming:
             if step is None:
                 break
             batches = self._batches(step, number, host)
-            self.last_plan = step.plan
+            self.last_step = step
             for batch in batches:
                 self._follow(mark)
                 self.metrics.wait_s += time.perf_counter() - began

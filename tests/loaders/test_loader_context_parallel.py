@@ -132,7 +132,7 @@ def _an_epoch_on_real_ranks(rank):
     assert loader.rank == rank
     degrees, ids, loss_tokens = [], [], 0
     for batch in loader:
-        runtime.check_same_plan(loader.plan, step=batch.step)
+        runtime.check_same_plan(loader.plan, step=batch.step, table=loader.table)
         tokens = batch["input_ids"].shape[1]
         q = torch.ones(tokens, 2, 4)
         assert runtime.attention(q, q, q, batch).shape == q.shape

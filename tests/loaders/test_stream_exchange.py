@@ -278,7 +278,7 @@ def _union_on_a_real_rank(rank):
         loader = DataLoader(kind(LENGTHS[rank], masked=rank == 1), **arguments)
         told, states = [], {}
         for batch in loader:
-            runtime.check_same_plan(loader.plan, step=batch.step)
+            runtime.check_same_plan(loader.plan, step=batch.step, table=loader.table)
             told.append(told_by(batch))
             if batch.last_in_step:
                 states[batch.step] = loader.state_dict()
