@@ -44,8 +44,8 @@ from benchmarks.peers import documents as data
 from benchmarks.peers.__main__ import PEERS
 from benchmarks.peers.ours import PACK_TOKENS
 from loaders import DataLoader, Mixture, open_source
-from loaders.order import permute
-from loaders.quota import Quota
+from loaders.order.permutation import permute
+from loaders.order.quota import Quota
 from loaders.sources.base import Source
 from packing.table import SampleTable
 

@@ -20,7 +20,7 @@ import numpy as np
 from balancer import CostModel, Topology, partition, plan_step, simulate
 from benchmarks.harness import FIGURES, publish
 from benchmarks.workloads import MIXES, clipped
-from loaders.order import permute
+from loaders.order.permutation import permute
 from packing import StreamPacker, pack
 
 COST = CostModel.preset("flexsp-a100-7b")

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loaders.batch import Batch
+    from loaders.batches.batch import Batch
     from loaders.loader import DataLoader
     from loaders.mixture import Mixture
     from loaders.sources import open_source
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "DataLoader", "Mixture", "MultimodalSource", "open_source"]
 
 _HOMES = {
-    "Batch": "loaders.batch",
+    "Batch": "loaders.batches.batch",
     "DataLoader": "loaders.loader",
     "Mixture": "loaders.mixture",
     "MultimodalSource": "loaders.sources.multimodal",

@@ -32,15 +32,15 @@ from loaders.arguments import (
     refuse_over_streams,
     slot_options,
 )
+from loaders.batches.reader import CollateFn
 from loaders.catalog import OVERSIZE
-from loaders.encoders import encoders_too
 from loaders.groups import context_groups
 from loaders.lookalikes import only_balanced
 from loaders.memory import Memory
-from loaders.reader import CollateFn
-from loaders.separate import ASSIGNMENTS
+from loaders.order.steps import StepTokens
+from loaders.planning.encoders import encoders_too
+from loaders.planning.separate import ASSIGNMENTS
 from loaders.sources.streams import is_stream
-from loaders.steps import StepTokens
 
 logger = logging.getLogger(__name__)
 

@@ -16,22 +16,22 @@ from balancer.plan import StepPlan
 from balancer.runtime import ContextGroups
 from balancer.topology import Topology
 from loaders.ahead import ahead
-from loaders.batch import Batch
+from loaders.batches.batch import Batch
+from loaders.batches.collate import Packed
+from loaders.batches.device import Mover, one_ahead
+from loaders.batches.reader import Reader
+from loaders.batches.shares import Share, shares_of_rank
+from loaders.batches.weights import count_labels
 from loaders.catalog import COUNTED, media_of
-from loaders.collate import Packed
-from loaders.device import Mover, one_ahead
-from loaders.grouping import media_sets, plan_by_media
 from loaders.lookalikes import check_own_order
 from loaders.media.presence import Fillers, fillers_of
-from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
 from loaders.opening import Opened
-from loaders.reader import Reader
-from loaders.separate import Separate, SeparateReader, separate_step
-from loaders.shares import Share, shares_of_rank
+from loaders.order.steps import Steps
+from loaders.planning.grouping import media_sets, plan_by_media
+from loaders.planning.separate import Separate, SeparateReader, separate_step
+from loaders.quarantine import Quarantine
 from loaders.state import OVERTAKEN, Cursor, from_state, to_state
-from loaders.steps import Steps
-from loaders.weights import count_labels
 from packing.table import SampleTable
 
 PLAN_AHEAD = 2

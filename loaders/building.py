@@ -12,19 +12,19 @@ import torch
 from loaders.arguments import border_options, check_slot_fillers, sample_capacity
 from loaders.asked import Asked
 from loaders.balanced import PLAN_LIMIT_S, Balanced, InProcess, Planning, ShareQueue
-from loaders.device import checked_device, mover_for
-from loaders.encoders import filler_room, filler_sizes, units_limits
+from loaders.batches.device import checked_device, mover_for
+from loaders.batches.reader import Reader
 from loaders.faults import open_quarantine
 from loaders.groups import has_peers
-from loaders.limits import Limits
-from loaders.media.quarantine import Quarantine
 from loaders.metrics import Metrics
 from loaders.opening import Opened, open_order
+from loaders.order.steps import Steps
+from loaders.planning.encoders import filler_room, filler_sizes, units_limits
+from loaders.planning.limits import Limits
+from loaders.planning.separate import SeparateReader, check_engine, check_sources, separate_planner
+from loaders.quarantine import Quarantine
 from loaders.ray_engine import open_engine
 from loaders.ray_engine.demand import coming_tokens
-from loaders.reader import Reader
-from loaders.separate import SeparateReader, check_engine, check_sources, separate_planner
-from loaders.steps import Steps
 from loaders.workers.reading import Noted, ReadingLoader
 from loaders.workers.timed import TimedReader
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.batches.labels import IGNORED
 from loaders.faults import raise_named
-from loaders.labels import IGNORED
-from loaders.order import grouped
+from loaders.order.permutation import grouped
 from loaders.sources.base import Rows, Source
 from loaders.unlabelled import left_without_labels
 from packing.table import SampleTable

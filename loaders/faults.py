@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from loaders.media.quarantine import Quarantine, TooManyRejects
+from loaders.quarantine import Quarantine, TooManyRejects
 
 if TYPE_CHECKING:
     from loaders.sources.base import Source

@@ -13,18 +13,18 @@ from balancer import CostModel, StepPlan, Topology
 from loaders.arguments import WINDOW, defaults_of, refuse_without_effect
 from loaders.asked import asked_of
 from loaders.balanced import Balanced, OrderSampler, PlannedStep, Planning, StepSampler
-from loaders.batch import Batch
+from loaders.batches.batch import Batch
+from loaders.batches.reader import CollateFn
 from loaders.building import build_balanced, prepare
 from loaders.lookalikes import only_balanced
 from loaders.memory import Memory
-from loaders.reader import CollateFn
-from loaders.rehearsal import HeavyBatch, heaviest, rehearsed
+from loaders.order.steps import StepTokens
+from loaders.planning.rehearsal import HeavyBatch, heaviest, rehearsed
+from loaders.planning.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
 from loaders.sources.streams import is_stream
-from loaders.steps import StepTokens
 from loaders.streams.opening import open_stream
 from loaders.streams.streaming import Streaming
 from loaders.streams.window import StreamStep
-from loaders.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
 from loaders.unbalanced import Replayed, TorchState, iterator_of
 from packing import SampleTable
 
@@ -88,7 +88,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         quarantine: JSON lines on the skipped samples are appended to this file.
         bos, eos: ids of tokens that every sample begins and ends with; a sample that has one already is an
             error. Pieces of a split sample are cut from the whole, so the first has BOS and the last EOS. See
-            `loaders.borders.Bordered`.
+            `loaders.batches.borders.Bordered`.
         max_samples: samples that a micro-batch may hold.
         micro_batches: micro-batches that every rank runs in each step, dummies among them; ``None``: as many
             as the plan needs.
@@ -277,7 +277,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def table(self) -> SampleTable:
-        """The samples of that step, by which its plan numbers them; makes `check_same_plan` tell seeds apart."""
+        """The samples of that step, as its plan numbers them: by them `check_same_plan` tells seeds apart."""
         return self._last_step().table
 
     def _last_step(self) -> PlannedStep | StreamStep:

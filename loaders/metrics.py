@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from balancer.plan import StepPlan
-from loaders.limits import Limits
 from loaders.media.presence import Fillers
+from loaders.planning.limits import Limits
 from packing.table import SampleTable
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.catalog import Catalog, open_catalog
-from loaders.mixture_order import MixtureOrder
-from loaders.order import Permutation
-from loaders.quota import Quota, until_all_given
-from loaders.schedule import Schedule, Weights, rows_of_function
+from loaders.order.mixed import MixtureOrder
+from loaders.order.permutation import Permutation
+from loaders.order.quota import Quota, until_all_given
+from loaders.order.schedule import Schedule, Weights, rows_of_function
 from loaders.sources.base import Source, samples_of
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Mixture:
         shuffle: bool,
         seed: int,
         samples_per_step: int | None,
-        windows: Sequence[Permutation | None] = (),
+        shuffles: Sequence[Permutation | None] = (),
     ) -> MixtureOrder:
         """The order over the leaves' usable rows.
 
@@ -183,7 +183,7 @@ class Mixture:
             shuffle: permute each source anew each time it is gone through.
             seed: of the permutations.
             samples_per_step: what steps of a schedule are in samples; ``None``: unknown.
-            windows: shuffles of leaves that are not shuffled over all their rows.
+            shuffles: those of leaves that are not shuffled over all their rows.
         """
         leaves = self.leaves()
         rows = np.array([len(catalog) for catalog in catalogs], np.int64)
@@ -203,7 +203,7 @@ class Mixture:
             restarts=not self.scheduled,
             shuffle=shuffle,
             seed=seed,
-            windows=windows,
+            shuffles=shuffles,
         )
 
     def describe(self, samples_per_step: int | None) -> dict[str, Any]:

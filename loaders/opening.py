@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loaders.borders import Bordered
+from loaders.batches.borders import Bordered
 from loaders.catalog import Catalog, open_catalog
 from loaders.mixture import Mixture
-from loaders.order import SampleOrder, SourceOrder, derive
+from loaders.order.blocks import block_shuffles
+from loaders.order.permutation import SampleOrder, SourceOrder, derive
 from loaders.sources.base import Source
-from loaders.windows import windows_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,19 +61,19 @@ def open_order(
         "usable rows": [len(catalog) for catalog in catalogs],
         "order": f"shuffled with seed {seed}" if shuffle else "row order",
     }
-    windows = windows_of(catalogs) if shuffle else [None] * len(catalogs)
-    if any(windows):
-        identity["blocks shuffled together"] = [one.together if one else "all" for one in windows]
+    shuffles = block_shuffles(catalogs) if shuffle else [None] * len(catalogs)
+    if any(shuffles):
+        identity["blocks shuffled together"] = [one.together if one else "all" for one in shuffles]
     if mixture is None:
-        order: SampleOrder = SourceOrder(len(catalogs[0]), shuffle=shuffle, seed=seed, windows=windows[0])
+        order: SampleOrder = SourceOrder(len(catalogs[0]), shuffle=shuffle, seed=seed, within=shuffles[0])
         names = [sources[0].name]
     else:
         order = mixture.order(
-            catalogs, shuffle=shuffle, seed=seed, samples_per_step=samples_per_step, windows=windows
+            catalogs, shuffle=shuffle, seed=seed, samples_per_step=samples_per_step, shuffles=shuffles
         )
         names = [leaf.name for leaf in leaves]
         identity["mixture"] = mixture.describe(samples_per_step)
-    radius = {name: one.radius for name, one in zip(names, windows, strict=True) if one}
+    radius = {name: one.radius for name, one in zip(names, shuffles, strict=True) if one}
     return Opened(catalogs=catalogs, order=order, names=names, identity=_shortened(identity), radius=radius)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from loaders.batch import Batch
+from loaders.batches.batch import Batch
 from loaders.packing_job.progress import short
 
 REFRESH_S = 0.25

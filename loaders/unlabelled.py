@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.labels import IGNORED
+from loaders.batches.labels import IGNORED
 from loaders.sources.base import Rows, Source
 
 CHUNK = 1024

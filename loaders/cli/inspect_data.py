@@ -61,7 +61,7 @@ def inspect_data(
     console = Console(stderr=as_json)
     try:
         from loaders.cli import inspect_report
-        from loaders.inspection import inspect_loader
+        from loaders.planning.inspection import inspect_loader
 
         with _waiting(console, "reading lengths"):
             loader = _loader(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from loaders.inspection import PERCENTILES, Inspection, SourceFacts, StepFacts
 from loaders.packing_job.progress import short
-from loaders.rehearsal import HeavyBatch
+from loaders.planning.inspection import PERCENTILES, Inspection, SourceFacts, StepFacts
+from loaders.planning.rehearsal import HeavyBatch
 
 if TYPE_CHECKING:
     from rich.console import Console

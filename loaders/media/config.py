@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from loaders.joins import Join
+from loaders.batches.joins import Join
 from loaders.media.expand import Placeholder
 from loaders.media.headers import MAX_IMAGE_PIXELS
 from loaders.media.images import Look

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.labels import IGNORED
+from loaders.batches.labels import IGNORED
 from loaders.media.errors import MediaError
 
 Ints = NDArray[np.int64]

@@ -18,9 +18,9 @@ from loaders.media.errors import MediaError
 from loaders.media.expand import num_loss_tokens, places_of, repeats_of, wrap_of
 from loaders.media.fitting import Item, Verdict, fit
 from loaders.media.headers import audio_header, image_header, video_header
-from loaders.media.quarantine import Quarantine, RejectedMedium
 from loaders.media.rules import Counts, TokensPerSecond, VideoGrid, WhisperFrames, check_tokens
 from loaders.media.table import COUNTED, MediaTable, joined
+from loaders.quarantine import Quarantine, RejectedMedium
 from loaders.sources.base import Source
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from loaders.labels import IGNORED
+from loaders.batches.labels import IGNORED
 from loaders.packing_job import _kernels
 from loaders.sources._kernels import copy_runs
 from loaders.sources.encode import TokenColumns

@@ -19,11 +19,11 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
 
+from loaders.batches.shares import Share
+from loaders.batches.skipping import blank
 from loaders.faults import Fault, SampleError
 from loaders.ray_engine.readers import Kind, Reading, UnknownSource
 from loaders.ray_engine.session import NAMESPACE, pickled
-from loaders.shares import Share
-from loaders.skipping import blank
 
 TRIES = 3
 """Times that a reader may end over one row alone before it is blamed. Several rows are asked for in halves at

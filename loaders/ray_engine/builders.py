@@ -17,6 +17,8 @@ import ray
 from numpy.typing import NDArray
 from ray.util import metrics
 
+from loaders.batches.reader import Part, Reader, by_source, in_order
+from loaders.batches.shares import Share
 from loaders.faults import Fault
 from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
 from loaders.ray_engine.asking import Readers
@@ -24,8 +26,6 @@ from loaders.ray_engine.parcels import Parcel, to_parcel
 from loaders.ray_engine.readers import Kind
 from loaders.ray_engine.routing import Table
 from loaders.ray_engine.rows import concatenated, writable
-from loaders.reader import Part, Reader, by_source, in_order
-from loaders.shares import Share
 
 WORKS = 16
 """Loaders that a builder serves; those that asked longest ago leave first, and may come back."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.order.steps import Steps
 from loaders.state import Cursor
-from loaders.steps import Steps
 
 LOOKED_AT = 4
 """Steps that are looked at, at each of two places."""

@@ -28,8 +28,10 @@ from ray.exceptions import (
 )
 
 from loaders.balanced import ShareQueue
-from loaders.batch import Batch
-from loaders.collate import Packed
+from loaders.batches.batch import Batch
+from loaders.batches.collate import Packed
+from loaders.batches.reader import Reader
+from loaders.batches.shares import Share
 from loaders.faults import Fault
 from loaders.opening import Opened
 from loaders.ray_engine.asking import ReaderGone
@@ -41,8 +43,6 @@ from loaders.ray_engine.profile import Profile
 from loaders.ray_engine.scaling import Scaler
 from loaders.ray_engine.session import data_name, join_cluster
 from loaders.ray_engine.watching import RESUME, Watch
-from loaders.reader import Reader
-from loaders.shares import Share
 
 PATIENCE_S = 120.0
 """Without any batch after a loss, the cluster is given up."""

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaders.collate import Packed, TokenRows
+from loaders.batches.collate import Packed, TokenRows
+from loaders.batches.reader import place_of
+from loaders.batches.shares import Share
 from loaders.faults import Fault
-from loaders.reader import place_of
-from loaders.shares import Share
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,13 +15,13 @@ import ray
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from loaders.batches.reader import Reader
+from loaders.batches.shares import Share
 from loaders.ray_engine.builders import BatchBuilder
 from loaders.ray_engine.catalogs import CatalogKeeper
 from loaders.ray_engine.readers import READER_OPTIONS, SourceReader
 from loaders.ray_engine.routing import Table
 from loaders.ray_engine.session import NAMESPACE, data_name, job_name, pickled, this_node
-from loaders.reader import Reader
-from loaders.shares import Share
 
 RANKS_PER_BUILDER = 8
 """Neighbouring ranks of a node that one builder serves."""

@@ -14,8 +14,8 @@ import ray
 from numpy.typing import NDArray
 from ray.util import metrics
 
+from loaders.batches.pieces import read_pieces
 from loaders.faults import Fault
-from loaders.pieces import read_pieces
 from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
 from loaders.ray_engine.rows import plain_rows, release_decoded, size_of_rows
 from loaders.sources.base import Rows, Source
@@ -99,7 +99,7 @@ class SourceReader:
         num_tokens: NDArray[np.int64],
         step: int,
     ) -> Reading:
-        """Pieces of source ``number`` of a loader, for a step; see `loaders.pieces.read_pieces`.
+        """Pieces of source ``number`` of a loader, for a step; see `loaders.batches.pieces.read_pieces`.
 
         Raises:
             UnknownSource: `learn` comes first.

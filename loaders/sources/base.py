@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.joins import Join
+from loaders.batches.joins import Join
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

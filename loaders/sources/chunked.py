@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from loaders.labels import IGNORED
+from loaders.batches.labels import IGNORED
 from loaders.sources import _kernels
 from loaders.sources.base import Blocks, Rows, Source
 from loaders.sources.broken import BrokenFile

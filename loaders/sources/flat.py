@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from loaders.labels import IGNORED
+from loaders.batches.labels import IGNORED
 from loaders.sources import _kernels
 
 MAX_TOKEN_ID = 2**31

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.joins import Join
-from loaders.labels import IGNORED
+from loaders.batches.joins import Join
+from loaders.batches.labels import IGNORED
 from loaders.media.blobs import name_of
 from loaders.media.config import MediaRules
 from loaders.media.decode import Features, Planned, blank, decode, position_span
@@ -19,9 +19,9 @@ from loaders.media.errors import MediaError
 from loaders.media.expand import Expanded, expand
 from loaders.media.positions import position_rows
 from loaders.media.presence import filler_rows
-from loaders.media.quarantine import Quarantine, RejectedMedium
 from loaders.media.scan import column_of, media_of, scan_media
 from loaders.media.table import MediaTable, load_table, save_table
+from loaders.quarantine import Quarantine, RejectedMedium
 from loaders.sources.base import Blocks, Rows, Source
 from loaders.sources.once import once
 from loaders.workers.slate import note

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.batches.labels import IGNORED
 from loaders.faults import Fault, fault_of, must_stop, raise_named
-from loaders.labels import IGNORED
 from loaders.sources.base import Rows, Source
 from loaders.sources.flat import MAX_TOKEN_ID
 from loaders.workers.slate import note

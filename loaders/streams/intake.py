@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.batches.labels import IGNORED
+from loaders.batches.skipping import joined
 from loaders.catalog import COUNTED
 from loaders.faults import Fault, fault_of, must_stop, named, raise_named
-from loaders.labels import IGNORED
-from loaders.media.quarantine import Quarantine
-from loaders.skipping import joined
+from loaders.quarantine import Quarantine
 from loaders.sources.base import Rows, Source
 from loaders.sources.torch_dataset import DatasetSource
 from packing.table import SampleTable

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from balancer import StepPlan
-from loaders.skipping import joined
+from loaders.batches.skipping import joined
 from loaders.sources.base import Rows
 from loaders.streams.intake import Held
 from packing.table import SampleTable

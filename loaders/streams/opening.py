@@ -10,10 +10,10 @@ import torch
 from balancer.runtime import HostGroup
 from loaders.arguments import sample_capacity
 from loaders.asked import Asked
+from loaders.batches.reader import Reader
 from loaders.faults import open_quarantine
 from loaders.groups import host_group
 from loaders.metrics import Metrics
-from loaders.reader import Reader
 from loaders.streams.cursor import Place
 from loaders.streams.intake import Held, Intake
 from loaders.streams.streaming import Stepping, Streaming

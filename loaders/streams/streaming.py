@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from balancer.runtime import ContextGroups, HostGroup
-from loaders.batch import Batch
+from loaders.batches.batch import Batch
+from loaders.batches.reader import Reader
 from loaders.metrics import Metrics
-from loaders.reader import Reader
 from loaders.state import OVERTAKEN
 from loaders.streams.cursor import Place, StreamCursor, cursor_of_stream, stream_state
 from loaders.streams.window import StreamStep

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.steps import join
+from loaders.order.steps import join
 from loaders.streams.cursor import Place, StreamCursor
 from loaders.streams.intake import Intake
 from loaders.streams.order import ENDLESS, in_turn

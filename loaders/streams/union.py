@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from balancer import StepPlan, Topology
 from balancer.runtime import HostGroup
-from loaders.shares import shares_of_rank
-from loaders.steps import StepTokens, tokens_wanted
+from loaders.batches.shares import shares_of_rank
+from loaders.order.steps import StepTokens, tokens_wanted
 from loaders.streams.cursor import Place, StreamCursor
 from loaders.streams.intake import Held, Intake
 from loaders.streams.moves import packed, unpacked, wanted_of

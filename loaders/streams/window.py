@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from balancer import StepPlan, Topology, plan_step
 from balancer.runtime import HostGroup
-from loaders.shares import Share, shares_of_rank
+from loaders.batches.shares import Share, shares_of_rank
 from loaders.streams.cursor import Place, StreamCursor
 from loaders.streams.intake import Intake
 from packing.table import SampleTable

@@ -16,8 +16,8 @@ import torch.multiprocessing
 import torch.utils.data
 from torch.utils.data import Dataset, _utils, dataloader
 
-from loaders.collate import Packed
-from loaders.shares import Share
+from loaders.batches.collate import Packed
+from loaders.batches.shares import Share
 from loaders.sources.base import Source
 from loaders.workers.faults import WorkerError, cannot_start, died, pids_in, timed_out
 from loaders.workers.slate import Slate, current

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from loaders.shares import Share
+    from loaders.batches.shares import Share
     from loaders.sources.base import Source
 
 FIELDS = ("busy", "step", "slot", "samples", "first_source", "first_row", "source", "row", "since_ns")

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
 
-from loaders.collate import Packed
-from loaders.shares import Share
+from loaders.batches.collate import Packed
+from loaders.batches.shares import Share
 from loaders.workers.faults import WorkerError, timed_out
 from loaders.workers.reading import Noted
 from loaders.workers.slate import Slate, write_on

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders import DataLoader, Mixture, MultimodalSource, open_source
-from loaders.borders import Bordered
+from loaders.batches.borders import Bordered
 from loaders.media import MediaKind, MediaRules, PatchGrid
 from loaders.sources.base import Rows
 from tests.loaders.arrays import ArraySource, MaskedSource, epoch_of, merged, on_all_ranks

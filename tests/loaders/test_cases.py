@@ -14,7 +14,7 @@ import torch
 from balancer import CostModel, Topology
 from balancer.runtime import attention
 from loaders import DataLoader, Mixture, open_source
-from loaders.inspection import inspect_loader
+from loaders.planning.inspection import inspect_loader
 from loaders.state import Cursor
 from tests.loaders.arrays import ArraySource, epoch_of, ids_of, merged, on_all_ranks
 from tests.loaders.test_borders import GivenRows

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders import DataLoader, reference
-from loaders.collate import lay_out
+from loaders import DataLoader
+from loaders.batches import reference
+from loaders.batches.collate import lay_out
 from loaders.sources.base import Rows
 from tests.loaders.arrays import ArraySource, MaskedSource
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loaders import DataLoader
-from loaders.device import Plain, checked_device, mover_for, one_ahead
+from loaders.batches.device import Plain, checked_device, mover_for, one_ahead
 from tests.loaders.arrays import ArraySource
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from loaders import DataLoader, open_source
 from loaders.faults import SampleError
-from loaders.media.quarantine import TooManyRejects
+from loaders.quarantine import TooManyRejects
 from tests.loaders.arrays import ArraySource, MaskedSource, epoch_of, ids_of, merged, on_all_ranks
 
 

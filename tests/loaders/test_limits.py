@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from balancer import CostModel, Topology, plan_step
 from balancer.phases import Phase
 from loaders import DataLoader
-from loaders.limits import Limits
 from loaders.memory import LOGIT_BYTES, Memory
+from loaders.planning.limits import Limits
 from packing.table import SampleTable
 from tests.loaders.arrays import ArraySource, MaskedSource, epoch_of, merged, on_all_ranks
 from tests.loaders.streams import Stream

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders import DataLoader, Mixture
-from loaders.schedule import Schedule
+from loaders.order.schedule import Schedule
 from tests.loaders.arrays import ArraySource, epoch_of, ids_of, merged, on_all_ranks
 
 

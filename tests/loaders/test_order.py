@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loaders import reference
-from loaders.order import SourceOrder, derive, permute
+from loaders.order import reference
+from loaders.order.permutation import SourceOrder, derive, permute
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))

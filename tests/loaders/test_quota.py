@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders._kernels import fill_block, fill_even_block
-from loaders.quota import Quota, largest_remainders, until_all_given
+from loaders.order._kernels import fill_block, fill_even_block
+from loaders.order.quota import Quota, largest_remainders, until_all_given
 
 
 def deviation(quota, start, size):

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from loaders.mixture import Mixture
 from loaders.opening import open_order
+from loaders.order.schedule import Schedule
+from loaders.order.steps import Steps
 from loaders.ray_engine.accounts import WINDOW_S, Rate, Span
 from loaders.ray_engine.demand import coming_tokens
 from loaders.ray_engine.profile import LIGHT_S, Profile
 from loaders.ray_engine.routing import FULL, allot, readers_wanted
 from loaders.ray_engine.tracks import trace_events
-from loaders.schedule import Schedule
 from loaders.state import Cursor
-from loaders.steps import Steps
 from tests.loaders.arrays import ArraySource
 
 loads = st.lists(st.floats(0, 100), min_size=1, max_size=30).map(np.array)
@@ -135,7 +135,7 @@ def test_overlapping_builds_lie_on_tracks_of_their_own():
 
 
 def test_what_readers_need_is_imported_without_torch():
-    code = "import sys, loaders.pieces, loaders.ray_engine.rows; print('torch' in sys.modules)"
+    code = "import sys, loaders.batches.pieces, loaders.ray_engine.rows; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.recycle import SMALLEST_BYTES, Recycler
+from loaders.batches.recycle import SMALLEST_BYTES, Recycler
 
 SIZE = SMALLEST_BYTES
 

@@ -17,8 +17,8 @@ import pytest
 
 from balancer import Topology
 from loaders import DataLoader, open_source
-from loaders.media.quarantine import TooManyRejects
 from loaders.packing_job.megatron import write_index
+from loaders.quarantine import TooManyRejects
 from loaders.sources import scanning
 from loaders.sources.broken import BrokenFile, told
 from loaders.sources.files import DataFile

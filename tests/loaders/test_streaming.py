@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from balancer import Topology
 from loaders import DataLoader
 from loaders.faults import SampleError
-from loaders.media.quarantine import TooManyRejects
+from loaders.quarantine import TooManyRejects
 from tests.loaders.arrays import epoch_of
 from tests.loaders.streams import Endless, Stateful, Stream, contents
 from tests.support.ranks import run_ranks

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from balancer import CostModel, Topology, check_plan, plan_step
 from balancer.phases import Phase
 from loaders import DataLoader, MultimodalSource
-from loaders.grouping import media_sets, plan_by_media
+from loaders.planning.grouping import media_sets, plan_by_media
 from packing.table import SampleTable
 from tests.loaders.arrays import ArraySource, epoch_of, ids_of, merged, on_all_ranks
 from tests.media.files import MediaRows, clip, picture, text

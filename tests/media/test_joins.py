@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders.joins import Join, join_columns, joins_of
+from loaders.batches.joins import Join, join_columns, joins_of
 
 JOINS = {
     "pixels": Join(),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from loaders.media.config import MediaKind, MediaRules
-from loaders.media.quarantine import Quarantine
 from loaders.media.rules import FixedImage, PatchGrid, TokensPerSecond, VideoGrid, WhisperFrames
+from loaders.quarantine import Quarantine
 from loaders.sources import open_source
 from loaders.sources.multimodal import MultimodalSource
 from tests.media.files import MediaRows, bomb, clip, encoded, picture, sound, text, tone, turned

@@ -13,7 +13,7 @@ import torch
 
 from balancer import Topology
 from loaders import Batch, DataLoader, Mixture
-from loaders.batch import Place
+from loaders.batches.batch import Place
 from tests.loaders.arrays import ArraySource, MaskedSource
 
 

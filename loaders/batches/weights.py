@@ -8,9 +8,9 @@ import numpy as np
 
 from balancer.runtime import process_rank
 from balancer.runtime.agreement import all_gather_int
-from loaders.batch import Batch
-from loaders.labels import IGNORED
-from loaders.shares import LANGUAGE
+from loaders.batches.batch import Batch
+from loaders.batches.labels import IGNORED
+from loaders.batches.shares import LANGUAGE
 
 UNKNOWN = -(1 << 40)
 """Outweighs the samples of any step."""

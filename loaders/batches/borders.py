@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.batches.joins import Join
+from loaders.batches.labels import IGNORED
 from loaders.faults import raise_named
-from loaders.joins import Join
-from loaders.labels import IGNORED
 from loaders.sources.base import Blocks, Rows, Source
 
 PRESENT = ("error", "keep")

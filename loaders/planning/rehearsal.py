@@ -11,13 +11,13 @@ import numpy as np
 
 from balancer.topology import Topology
 from loaders.balanced import Balanced, PlannedStep, Planning
-from loaders.batch import Batch
+from loaders.batches.batch import Batch
+from loaders.batches.device import one_ahead
+from loaders.batches.reader import Reader
+from loaders.batches.shares import Share
+from loaders.batches.weights import count_labels
 from loaders.catalog import media_of
-from loaders.device import one_ahead
-from loaders.reader import Reader
-from loaders.shares import Share
 from loaders.state import Cursor
-from loaders.weights import count_labels
 from packing.table import SampleTable
 
 MEASURES = ("tokens", "samples", "time")

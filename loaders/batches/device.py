@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from loaders.batch import Batch
+from loaders.batches.batch import Batch
 
 
 class Mover(Protocol):

@@ -17,39 +17,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders import DataLoader, Mixture, open_source, reference
+from loaders import DataLoader, Mixture, open_source
+from loaders.order import reference
+from loaders.order.blocks import BlockShuffle
 from loaders.sources import chunked
 from loaders.sources.cache import BoundedCache
 from loaders.sources.jsonl import JsonLinesSource
-from loaders.windows import Windows
 from tests.loaders.test_sources_remote import RangeHandler
 
 block_sizes = st.lists(st.integers(0, 12), min_size=1, max_size=20).filter(any)
 keys = st.integers(0, 2**64 - 1)
 
 
-def windows(sizes: list[int] | np.ndarray, together: int) -> Windows:
-    return Windows(first_place=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64), together=together)
+def block_shuffle(sizes: list[int] | np.ndarray, together: int) -> BlockShuffle:
+    return BlockShuffle(
+        first_place=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64), together=together
+    )
 
 
 @given(sizes=block_sizes, together=st.integers(1, 25), key=keys)
 def test_every_row_comes_exactly_once(sizes: list[int], together: int, key: int) -> None:
     total = sum(sizes)
-    found = windows(sizes, together).permute(np.arange(total), key)
+    found = block_shuffle(sizes, together).permute(np.arange(total), key)
     assert sorted(found.tolist()) == list(range(total))
 
 
 @given(sizes=block_sizes, together=st.integers(1, 25), key=keys)
 def test_positions_equal_the_slow_twin(sizes: list[int], together: int, key: int) -> None:
     total = sum(sizes)
-    found = windows(sizes, together).permute(np.arange(total), key)
+    found = block_shuffle(sizes, together).permute(np.arange(total), key)
     assert found.tolist() == [reference.permute_blocks(p, sizes, together, key) for p in range(total)]
 
 
 @given(sizes=block_sizes, together=st.integers(1, 6), key=keys, part=st.integers(1, 30))
 def test_few_blocks_are_open_at_any_time(sizes: list[int], together: int, key: int, part: int) -> None:
     """A block's rows all come within one window, so a stretch of positions needs those of its windows."""
-    found = windows(sizes, together).permute(np.arange(sum(sizes)), key)
+    found = block_shuffle(sizes, together).permute(np.arange(sum(sizes)), key)
     block = np.repeat(np.arange(len(sizes)), sizes)[found]
     ends = {int(b): np.flatnonzero(block == b)[[0, -1]] for b in np.unique(block)}
     widest = together * max(sizes)
@@ -60,7 +63,7 @@ def test_few_blocks_are_open_at_any_time(sizes: list[int], together: int, key: i
 
 def test_a_far_position_needs_an_entry_a_block_and_none_a_row() -> None:
     rows, blocks = 10**12, 100_000
-    made = windows(np.full(blocks, rows // blocks), 16)
+    made = block_shuffle(np.full(blocks, rows // blocks), 16)
     at = np.arange(rows - 512, rows)
     found = made.permute(at, 5)
     assert np.unique(found).size == 512
@@ -71,14 +74,14 @@ def test_a_far_position_needs_an_entry_a_block_and_none_a_row() -> None:
 
 
 def test_epochs_put_blocks_and_rows_in_other_orders() -> None:
-    made = windows([10] * 50, 5)
+    made = block_shuffle([10] * 50, 5)
     first, second = made.permute(np.arange(500), 1), made.permute(np.arange(500), 2)
     assert first.tolist() != second.tolist()
     assert set((first[:50] // 10).tolist()) != set((second[:50] // 10).tolist())
 
 
 def test_rows_of_a_window_are_mixed_and_not_given_block_by_block() -> None:
-    found = windows([1000] * 40, 8).permute(np.arange(40_000), 3)
+    found = block_shuffle([1000] * 40, 8).permute(np.arange(40_000), 3)
     changes = np.count_nonzero(np.diff(found[:8000] // 1000))
     assert changes == pytest.approx(8000 * 7 / 8, rel=0.03)
 
@@ -113,7 +116,7 @@ def test_files_beyond_the_cache_are_shuffled_over_as_many_blocks_as_it_holds(
     whole = open_source(path)
     size = int(whole.blocks().size_bytes.max())  # type: ignore[union-attr]
     small = BoundedCache[Any](4 * 10 * size, lambda chunk: chunk.size_bytes)
-    monkeypatch.setattr("loaders.windows.DECODED", small)
+    monkeypatch.setattr("loaders.order.blocks.DECODED", small)
     monkeypatch.setattr(chunked, "DECODED", small)
     decoded = 0
     decode = chunked.ChunkedSource.decode
@@ -188,7 +191,7 @@ def url(path: Path) -> Iterator[str]:
 def test_an_epoch_over_http_fetches_each_row_group_once(
     url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loaders.windows.FETCHED_BLOCKS", 5)
+    monkeypatch.setattr("loaders.order.blocks.FETCHED_BLOCKS", 5)
     held = 10 * GROUP * (4 * 100 + 16)  # two windows, decoded
     monkeypatch.setattr(chunked, "DECODED", BoundedCache[Any](held, lambda chunk: chunk.size_bytes))
     size = path.stat().st_size
@@ -212,7 +215,7 @@ def test_an_epoch_over_http_fetches_each_block_of_lines_once(
     lines = path.with_suffix(".jsonl")
     lines.write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows))
     monkeypatch.setattr(JsonLinesSource, "block_bytes", lines.stat().st_size // 50)
-    monkeypatch.setattr("loaders.windows.FETCHED_BLOCKS", 5)
+    monkeypatch.setattr("loaders.order.blocks.FETCHED_BLOCKS", 5)
     held = 11 * len(rows) // 50 * (4 * 100 + 16)  # two windows, decoded
     monkeypatch.setattr(chunked, "DECODED", BoundedCache[Any](held, lambda chunk: chunk.size_bytes))
     source = open_source(url.replace(".parquet", ".jsonl"), cache=False)

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from balancer.sharding import Shard, shard
-from loaders import _kernels
-from loaders.batch import Batch, Place
+from loaders.batches import _kernels
+from loaders.batches.batch import Batch, Place
+from loaders.batches.labels import IGNORED
+from loaders.batches.recycle import BATCHES
 from loaders.faults import Fault
-from loaders.labels import IGNORED
-from loaders.recycle import BATCHES
 
 DUMMY_TOKEN = 0
 """Id of an idle rank's only token, and of padding; any model has it."""

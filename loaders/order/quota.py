@@ -126,7 +126,7 @@ class Quota:
         return high
 
     def _filled(self, number: int) -> tuple[NDArray[np.int32], Ints, Ints]:
-        from loaders import _kernels
+        from loaders.order import _kernels
 
         if number in self._blocks:
             self._blocks.move_to_end(number)

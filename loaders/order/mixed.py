@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.order import Permutation, derive, grouped, shuffled
-from loaders.quota import Quota
+from loaders.order.permutation import Permutation, derive, grouped, shuffled
+from loaders.order.quota import Quota
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -25,7 +25,7 @@ class MixtureOrder:
     """Whether every epoch runs through the same counts; a schedule goes on over epochs instead."""
     shuffle: bool
     seed: int
-    windows: Sequence[Permutation | None] = ()
+    shuffles: Sequence[Permutation | None] = ()
     """[n] Shuffles of leaves that are not shuffled over all their rows; empty: all are."""
 
     def size(self, epoch: int) -> int:
@@ -51,6 +51,6 @@ class MixtureOrder:
                 for turn in np.unique(passes[mine]).tolist():
                     these = mine[passes[mine] == turn]
                     key = derive(self.seed, "source", self.names[number], turn)
-                    windows = self.windows[number] if self.windows else None
-                    place[these] = shuffled(place[these], int(self.rows[number]), key, windows)
+                    within = self.shuffles[number] if self.shuffles else None
+                    place[these] = shuffled(place[these], int(self.rows[number]), key, within)
         return source, place

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from loaders.batch import Place
-from loaders.collate import Packed, TokenRows
+from loaders.batches.batch import Place
+from loaders.batches.collate import Packed, TokenRows
+from loaders.batches.joins import Join, join_columns, joins_of
+from loaders.batches.labels import IGNORED
+from loaders.batches.pieces import read_pieces, take_runs
+from loaders.batches.shares import Share
 from loaders.faults import Fault, named
-from loaders.joins import Join, join_columns, joins_of
-from loaders.labels import IGNORED
-from loaders.order import grouped
-from loaders.pieces import read_pieces, take_runs
-from loaders.shares import Share
+from loaders.order.permutation import grouped
 from loaders.sources.base import Rows, Source, samples_of
 
 CollateFn = Callable[[list[Any]], Any]

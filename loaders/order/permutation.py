@@ -44,7 +44,7 @@ def permute(positions: ArrayLike, size: int, key: int) -> NDArray[np.int64]:
 
     Cost: O(N) time and memory, whatever ``size`` is; at most four walks are expected for each position.
     """
-    from loaders import _kernels  # numba starts when an order is first used, not at import
+    from loaders.order import _kernels  # numba starts when an order is first used, not at import
 
     places = np.ascontiguousarray(positions, dtype=np.int64)
     if places.size and not 0 <= places.min() <= places.max() < size:
@@ -68,15 +68,13 @@ class Permutation(Protocol):
 
 
 class SourceOrder:
-    """One source: in row order, or shuffled anew in each epoch, within ``windows`` where there are any."""
+    """One source: in row order, or shuffled anew in each epoch, by ``within`` where it is given."""
 
-    def __init__(
-        self, num_rows: int, *, shuffle: bool, seed: int, windows: Permutation | None = None
-    ) -> None:
+    def __init__(self, num_rows: int, *, shuffle: bool, seed: int, within: Permutation | None = None) -> None:
         self.num_rows = num_rows
         self.shuffle = shuffle
         self.seed = seed
-        self.windows = windows
+        self.within = within
 
     def size(self, epoch: int) -> int:
         """Every usable row once."""
@@ -87,15 +85,13 @@ class SourceOrder:
         places = np.asarray(positions, dtype=np.int64)
         if self.shuffle:
             key = derive(self.seed, "source", 0, epoch)
-            places = shuffled(places, self.num_rows, key, self.windows)
+            places = shuffled(places, self.num_rows, key, self.within)
         return np.zeros(places.size, np.int32), places
 
 
-def shuffled(
-    places: NDArray[np.int64], size: int, key: int, windows: Permutation | None
-) -> NDArray[np.int64]:
-    """Places of a source in the order that ``key`` names: over all ``size`` of them, or within windows."""
-    return permute(places, size, key) if windows is None else windows.permute(places, key)
+def shuffled(places: NDArray[np.int64], size: int, key: int, within: Permutation | None) -> NDArray[np.int64]:
+    """Places of a source in the order that ``key`` names: over all ``size``, or as ``within`` has it."""
+    return permute(places, size, key) if within is None else within.permute(places, key)
 
 
 def grouped(source: NDArray[np.int32], num_sources: int) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from loaders.catalog import Catalog, sample_table
-from loaders.order import SampleOrder
+from loaders.order.permutation import SampleOrder
 from loaders.state import Cursor
 from packing.table import SampleTable
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders import _kernels
+from loaders.batches import _kernels
+from loaders.batches.skipping import read_rows, replaced
 from loaders.faults import Fault, fault_of
-from loaders.skipping import read_rows, replaced
 from loaders.sources.base import Rows, Source
 
 

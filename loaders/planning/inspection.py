@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.balanced import Planning
-from loaders.rehearsal import HeavyBatch
-from loaders.tracing import StepView
+from loaders.planning.rehearsal import HeavyBatch
+from loaders.planning.tracing import StepView
 
 PERCENTILES = (50, 90, 99)
 LOOKED_AT = 1 << 18

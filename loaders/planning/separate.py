@@ -14,13 +14,13 @@ from torch.utils.data import Dataset
 from balancer.exchange import ExchangeTable
 from balancer.phases import Phase, PhasePlan, plan_phases
 from balancer.plan import StepPlan
-from loaders.batch import Batch
+from loaders.batches.batch import Batch
+from loaders.batches.collate import Packed
+from loaders.batches.labels import IGNORED
+from loaders.batches.reader import Reader
+from loaders.batches.shares import LANGUAGE, Share, shares_of_rank
 from loaders.catalog import Catalog
-from loaders.collate import Packed
-from loaders.labels import IGNORED
 from loaders.media.config import PHASE_OF
-from loaders.reader import Reader
-from loaders.shares import LANGUAGE, Share, shares_of_rank
 from loaders.sources.base import Rows, Source
 from loaders.sources.multimodal import MultimodalSource
 from packing.table import SampleTable
