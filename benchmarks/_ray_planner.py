@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from balancer import CostModel, Topology, plan_step
 from benchmarks.workloads import MIXES, clipped
 from loaders import Mixture
-from loaders.balanced import PlannedStep, Planning
 from loaders.batches.reader import by_source
 from loaders.batches.shares import Share, shares_of_rank
 from loaders.opening import open_order
 from loaders.order.steps import Steps
+from loaders.planning.step import PlannedStep, Planning
 from loaders.sources.base import Rows, Source
 from loaders.state import Cursor
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from balancer.phases import PhasePlan
-from balancer.plan import StepPlan
 from balancer.runtime import ContextGroups
-from balancer.topology import Topology
 from loaders.ahead import ahead
 from loaders.batches.batch import Batch
 from loaders.batches.collate import Packed
@@ -22,106 +19,22 @@ from loaders.batches.device import Mover, one_ahead
 from loaders.batches.reader import Reader
 from loaders.batches.shares import Share, shares_of_rank
 from loaders.batches.weights import count_labels
-from loaders.catalog import COUNTED, media_of
+from loaders.catalog import COUNTED
 from loaders.lookalikes import check_own_order
-from loaders.media.presence import Fillers, fillers_of
 from loaders.metrics import Metrics
 from loaders.opening import Opened
 from loaders.order.steps import Steps
-from loaders.planning.grouping import media_sets, plan_by_media
-from loaders.planning.separate import Separate, SeparateReader, separate_step
+from loaders.planning.separate import SeparateReader
+from loaders.planning.step import PlannedStep, Planning
 from loaders.quarantine import Quarantine
-from loaders.state import OVERTAKEN, Cursor, from_state, to_state
-from packing.table import SampleTable
+from loaders.standing import Standing
+from loaders.state import Cursor, epoch_begin, from_state, to_state
 
 PLAN_AHEAD = 2
 """Steps planned before they are needed. One hides the planner behind a step; two absorb an uneven step."""
 
 PLAN_LIMIT_S = 60.0
 """A timeout of the loader is at least this long for plans: the first one may have to compile its kernels."""
-
-Planner = Callable[..., StepPlan]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PlannedStep:
-    """One optimizer step: its samples, who computes what, and where the next step starts."""
-
-    number: int
-    """Number of the step, over all epochs."""
-    table: SampleTable
-    plan: StepPlan
-    plan_s: float
-    behind: Cursor
-    """Where the order stands when the step is done."""
-    fillers: Fillers | None = None
-    """Media added so that all ranks run the same encoders."""
-    separate: Separate | None = None
-    """The encoders' own plans and what travels; ``None``: samples are encoded where they are read."""
-
-    @property
-    def encoders(self) -> Mapping[str, StepPlan]:
-        """Plans of encoders that have their own."""
-        return {} if self.separate is None else self.separate.plan.encoders
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Planning:
-    """How a step is planned: everything that all ranks must share."""
-
-    steps: Steps
-    topology: Topology
-    planner: Planner
-    options: dict[str, Any]
-    """Keyword arguments of ``plan_step`` that do not change from step to step."""
-    fill_media: bool = False
-    """Whether ranks without media that others have are given the smallest ones."""
-    pad_slots: bool = False
-    """Whether all batches of a slot are padded to its largest."""
-    separate_phases: Callable[..., PhasePlan] | None = None
-    """Plans the encoders' work by itself, in the place of ``planner``."""
-    group_media: bool = False
-    """Whether samples with the same kinds of media are planned by themselves."""
-
-    @property
-    def every_slot(self) -> bool:
-        """Whether all ranks run all slots also where they meet once a step: their number was asked for."""
-        return self.options.get("micro_batches") is not None or self.options.get("slots_multiple_of", 1) > 1
-
-    def plan(self, cursor: Cursor) -> PlannedStep | None:
-        """The step at ``cursor``, planned; ``None`` at the end of the epoch."""
-        found = self.steps.members(cursor)
-        if found is None:
-            return None
-        table, behind = found
-        started = time.perf_counter()
-        options = {"topology": self.topology, **self.options}
-        media = media_of(self.steps.catalogs, table) if self.fill_media or self.group_media else {}
-        separate = None
-        if self.separate_phases is not None:
-            separate = separate_step(self.separate_phases(table, **options), table, self.steps.catalogs)
-            plan = separate.plan.language
-        elif self.group_media:
-            plan = plan_by_media(self.planner, table, media_sets(media, len(table)), **options)
-        else:
-            plan = self.planner(table, **options)
-        plan_s = time.perf_counter() - started
-        fillers = fillers_of(plan, media) if self.fill_media else None
-        return PlannedStep(
-            number=cursor.step,
-            table=table,
-            plan=plan,
-            plan_s=plan_s,
-            behind=behind,
-            fillers=fillers,
-            separate=separate,
-        )
-
-    def epoch(self, cursor: Cursor) -> Iterator[PlannedStep]:
-        """All steps of the epoch from ``cursor`` on."""
-        while (planned := self.plan(cursor)) is not None:
-            yield planned
-            cursor = planned.behind
 
 
 class ShareQueue(Sampler[Share]):
@@ -194,18 +107,17 @@ class Balanced:
         self._make_groups = groups
         self._groups: ContextGroups | None = None
         self._has_groups = False
-        self.cursor = Cursor()
-        self.resumes = True
-        """Whether the next iteration goes on at the cursor instead of starting an epoch."""
+        self.standing = Standing(Cursor(), epoch_begin)
         self.queue = ShareQueue()
         self.reading = reading(self.queue)
         self.last_planned: PlannedStep | None = None
         catalogs = planning.steps.catalogs
         self.knows_loss_tokens = all(catalog.source.knows_loss_tokens for catalog in catalogs)
-        self.latest: object | None = None
-        """Mark of the iteration that moves the cursor."""
-        self.overtaken: object | None = None
-        """Mark of the iteration during which a state was loaded: it must not go on as if none had been."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next step comes from."""
+        return self.standing.cursor
 
     def attach(self, batch: Batch) -> Batch:
         """Give a batch the process group of its ranks."""
@@ -215,22 +127,14 @@ class Balanced:
 
     def start(self) -> BalancedIterator:
         """Iterate from a loaded state, or else over a new epoch."""
-        if not self.resumes:
-            self.cursor = replace(self.cursor, epoch=self.cursor.epoch + 1, position=0)
-        self.resumes = False
+        cursor = self.standing.begin()
         self.make_groups()
-        return BalancedIterator(self, self.cursor)
+        return BalancedIterator(self, cursor)
 
     def make_groups(self) -> None:
         """Make the process groups, once; all ranks must come here."""
         if not self._has_groups:
             self._groups, self._has_groups = self._make_groups(), True
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration run over ``epoch``; a state loaded in the middle of it is kept."""
-        if self.resumes and epoch == self.cursor.epoch:
-            return
-        self._go_on_at(replace(self.cursor, epoch=int(epoch), position=0))
 
     def state(self) -> dict[str, Any]:
         """Where the next step comes from; see `to_state`."""
@@ -238,17 +142,7 @@ class Balanced:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where a state was saved. Raises as `from_state`."""
-        cursor = from_state(state, self.opened.identity)
-        self.overtaken = self.latest or self.overtaken
-        self._go_on_at(cursor)
-
-    def _go_on_at(self, cursor: Cursor) -> None:
-        self.cursor, self.resumes, self.latest = cursor, True, None
-
-    def finish_epoch(self) -> None:
-        """The epoch is used up: the next iteration starts the one after it."""
-        self.cursor = replace(self.cursor, epoch=self.cursor.epoch + 1, position=0)
-        self.resumes = True
+        self.standing.load(from_state(state, self.opened.identity))
 
     def report(self) -> dict[str, Any]:
         """`Metrics.report`, with what became of the data's rows, whether given out yet or not."""
@@ -276,7 +170,7 @@ class BalancedIterator(Iterator[Batch]):
         self._owner = owner
         self._cursor = cursor
         self._given: deque[PlannedStep] = deque()  # planned and handed to the reader, not yet consumed
-        owner.latest = self._mark = object()
+        self._mark = owner.standing.mark()
         # the queue must not hold on to this: whoever drops the iteration so ends its workers and its thread
         given = self._given
         owner.queue.make = lambda: _shares(owner.planning, owner.rank, cursor, given, owner.timeout_s)
@@ -288,15 +182,12 @@ class BalancedIterator(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         owner = self._owner
-        if owner.overtaken is self._mark:
-            raise RuntimeError(OVERTAKEN)
+        owner.standing.check(self._mark)
         started = time.perf_counter()
         try:
             batch = next(self._inner)
         except StopIteration:
-            if self._is_latest():
-                owner.latest = None
-                owner.finish_epoch()
+            owner.standing.finish(self._mark)
             raise
         owner.metrics.wait_s += time.perf_counter() - started
         owner.metrics.batches += 1
@@ -313,13 +204,8 @@ class BalancedIterator(Iterator[Batch]):
             owner.metrics.add_step(
                 planned.plan, planned.table, planned.plan_s, planned.fillers, planned.encoders
             )
-            if self._is_latest():
-                owner.cursor = planned.behind
+            owner.standing.move(self._mark, planned.behind)
         return batch
-
-    def _is_latest(self) -> bool:
-        """Whether the loader's state follows this iteration; a newer one or a loaded state takes over."""
-        return self._owner.latest is self._mark
 
     def __iter__(self) -> BalancedIterator:
         return self

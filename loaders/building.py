@@ -11,7 +11,7 @@ import torch
 
 from loaders.arguments import border_options, check_slot_fillers, sample_capacity
 from loaders.asked import Asked
-from loaders.balanced import PLAN_LIMIT_S, Balanced, InProcess, Planning, ShareQueue
+from loaders.balanced import PLAN_LIMIT_S, Balanced, InProcess, ShareQueue
 from loaders.batches.device import checked_device, mover_for
 from loaders.batches.reader import Reader
 from loaders.faults import open_quarantine
@@ -22,6 +22,7 @@ from loaders.order.steps import Steps
 from loaders.planning.encoders import filler_room, filler_sizes, units_limits
 from loaders.planning.limits import Limits
 from loaders.planning.separate import SeparateReader, check_engine, check_sources, separate_planner
+from loaders.planning.step import Planning
 from loaders.quarantine import Quarantine
 from loaders.ray_engine import open_engine
 from loaders.ray_engine.demand import coming_tokens

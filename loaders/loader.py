@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from balancer import CostModel, StepPlan, Topology
 from loaders.arguments import WINDOW, defaults_of, refuse_without_effect
 from loaders.asked import asked_of
-from loaders.balanced import Balanced, OrderSampler, PlannedStep, Planning, StepSampler
+from loaders.balanced import Balanced, OrderSampler, StepSampler
 from loaders.batches.batch import Batch
 from loaders.batches.reader import CollateFn
 from loaders.building import build_balanced, prepare
@@ -20,6 +20,7 @@ from loaders.lookalikes import only_balanced
 from loaders.memory import Memory
 from loaders.order.steps import StepTokens
 from loaders.planning.rehearsal import HeavyBatch, heaviest, rehearsed
+from loaders.planning.step import PlannedStep, Planning
 from loaders.planning.tracing import StepView, Whereabouts, step_of_epoch, whereabouts
 from loaders.sources.streams import is_stream
 from loaders.streams.opening import open_stream
@@ -214,7 +215,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self._mode is None:
             self._torch.set_epoch(self, epoch)
             return
-        self._mode.set_epoch(epoch)
+        self._mode.standing.set_epoch(epoch)
         if isinstance(self.sampler, OrderSampler):
             self.sampler.set_epoch(epoch)
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 VERSION = 1
 """States of older versions are read as long as this code knows them; newer ones are refused."""
-OVERTAKEN = (
-    "a state was loaded after this iteration had begun, which it cannot follow: its batches are those of "
-    "another position. Iterate over the loader anew (for batch in loader) to go on at the state."
-)
-"""What an iteration says that is asked for more batches after that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +19,11 @@ class Cursor:
     """First position of the epoch that no finished step holds."""
     step: int = 0
     """Finished steps, over all epochs."""
+
+
+def epoch_begin(cursor: Cursor, epoch: int) -> Cursor:
+    """Where an epoch begins, as many steps on as ``cursor``."""
+    return replace(cursor, epoch=epoch, position=0)
 
 
 def to_state(cursor: Cursor, identity: Mapping[str, Any]) -> dict[str, Any]:

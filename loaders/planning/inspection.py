@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.balanced import Planning
 from loaders.planning.rehearsal import HeavyBatch
+from loaders.planning.step import Planning
 from loaders.planning.tracing import StepView
 
 PERCENTILES = (50, 90, 99)

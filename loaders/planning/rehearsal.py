@@ -10,13 +10,14 @@ from itertools import islice
 import numpy as np
 
 from balancer.topology import Topology
-from loaders.balanced import Balanced, PlannedStep, Planning
+from loaders.balanced import Balanced
 from loaders.batches.batch import Batch
 from loaders.batches.device import one_ahead
 from loaders.batches.reader import Reader
 from loaders.batches.shares import Share
 from loaders.batches.weights import count_labels
 from loaders.catalog import media_of
+from loaders.planning.step import PlannedStep, Planning
 from loaders.state import Cursor
 from packing.table import SampleTable
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from balancer.plan import StepPlan
-from loaders.balanced import PlannedStep, Planning
+from loaders.planning.step import PlannedStep, Planning
 from loaders.state import Cursor
 from packing.table import SampleTable
 

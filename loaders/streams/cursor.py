@@ -39,6 +39,11 @@ class StreamCursor:
     """The stream's own state at the mark; ``None`` where it has none."""
 
 
+def epoch_begin(cursor: StreamCursor, epoch: int) -> StreamCursor:
+    """Where an epoch begins, as many steps on as ``cursor``."""
+    return StreamCursor(epoch=epoch, step=cursor.step)
+
+
 class Place:
     """A stream that can be brought back to a mark: by its own state, or by reading it again.
 

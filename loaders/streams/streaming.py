@@ -17,8 +17,8 @@ from balancer.runtime import ContextGroups, HostGroup
 from loaders.batches.batch import Batch
 from loaders.batches.reader import Reader
 from loaders.metrics import Metrics
-from loaders.state import OVERTAKEN
-from loaders.streams.cursor import Place, StreamCursor, cursor_of_stream, stream_state
+from loaders.standing import Standing
+from loaders.streams.cursor import Place, StreamCursor, cursor_of_stream, epoch_begin, stream_state
 from loaders.streams.window import StreamStep
 
 
@@ -75,52 +75,33 @@ class Streaming:
         self._make_host, self._make_groups = host, groups
         self._host: HostGroup | None = None
         self._groups: ContextGroups | None = None
-        self.cursor = StreamCursor()
-        self.resumes = True
-        """Whether the next iteration goes on at the cursor instead of starting an epoch."""
-        self.latest: object | None = None
-        """Mark of the iteration that moves the cursor."""
-        self.overtaken: object | None = None
-        """Mark of the iteration during which a state was loaded."""
+        self.standing = Standing(StreamCursor(), epoch_begin)
         self.last_step: StreamStep | None = None
 
     def start(self) -> Iterator[Batch]:
         """Iterate from a loaded state, or else over a new epoch. Collective the first time."""
         if self._host is None:
             self._host, self._groups = self._make_host(), self._make_groups()
-        if not self.resumes:
-            self.cursor = StreamCursor(epoch=self.cursor.epoch + 1, step=self.cursor.step)
-        self.resumes = False
-        self.place.begin(self.cursor.epoch)
-        if self.cursor.stream is None and not self.cursor.drawn:
-            self.cursor = replace(self.cursor, stream=self.place.state())
-        self.latest = mark = object()
-        return self._run(self.cursor, mark, self._host)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration run over ``epoch``; a state loaded in the middle of it is kept."""
-        if not (self.resumes and epoch == self.cursor.epoch):
-            self._go_on_at(StreamCursor(epoch=int(epoch), step=self.cursor.step))
+        cursor = self.standing.begin()
+        self.place.begin(cursor.epoch)
+        if cursor.stream is None and not cursor.drawn:
+            self.standing.cursor = cursor = replace(cursor, stream=self.place.state())
+        return self._run(cursor, self.standing.mark(), self._host)
 
     def state(self) -> dict[str, Any]:
         """Where the next step comes from; see `stream_state`."""
-        return stream_state(self.cursor, self.identity)
+        return stream_state(self.standing.cursor, self.identity)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where a state was saved. Raises as `cursor_of_stream`."""
-        cursor = cursor_of_stream(state, self.identity)
-        self.overtaken = self.latest or self.overtaken
-        self._go_on_at(cursor)
-
-    def _go_on_at(self, cursor: StreamCursor) -> None:
-        self.cursor, self.resumes, self.latest = cursor, True, None
+        self.standing.load(cursor_of_stream(state, self.identity))
 
     def _run(self, cursor: StreamCursor, mark: object, host: HostGroup) -> Iterator[Batch]:
         """Batches of this rank until all streams are at their end; then the next epoch is due."""
         steps = self.stepping.steps(cursor, host)
         number = cursor.step
         while True:
-            self._follow(mark)
+            self.standing.check(mark)
             began = time.perf_counter()
             step = next(steps, None)
             if step is None:
@@ -128,7 +109,7 @@ class Streaming:
             batches = self._batches(step, number, host)
             self.last_step = step
             for batch in batches:
-                self._follow(mark)
+                self.standing.check(mark)
                 self.metrics.wait_s += time.perf_counter() - began
                 self.metrics.batches += 1
                 self.metrics.dummies += batch.place.is_dummy
@@ -136,19 +117,10 @@ class Streaming:
                     self.metrics.add_step(step.plan, step.table, step.plan_s)
                     self.metrics.imbalance += step.imbalance - step.plan.imbalance
                     number = step.behind.step
-                    if self.latest is mark:
-                        self.cursor = step.behind
+                    self.standing.move(mark, step.behind)
                 yield batch
                 began = time.perf_counter()
-        if self.latest is mark:
-            self.latest = None
-            self.cursor = StreamCursor(epoch=self.cursor.epoch + 1, step=number)
-            self.resumes = True
-
-    def _follow(self, mark: object) -> None:
-        """Refuse to go on as if no state had been loaded meanwhile."""
-        if self.overtaken is mark:
-            raise RuntimeError(OVERTAKEN)
+        self.standing.finish(mark)
 
     def _batches(self, step: StreamStep, number: int, host: HostGroup) -> list[Batch]:
         """The whole step at once, so that a ``collate_fn`` that fails is known to all before they run it."""
