@@ -33,6 +33,9 @@ PRELOADED = [
 ]
 """Slow imports that every rank would otherwise repeat. None that starts threads, as pyarrow does."""
 
+TIMEOUT_S, GROUP_TIMEOUT_S = 300.0, 120.0
+"""Of a call and of its collectives: never waited for where all is right, so machines may be slow."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -64,8 +67,8 @@ def run_ranks(
     function: Callable[..., Any],
     ranks: int,
     *args: Any,
-    timeout_s: float = 120.0,
-    group_timeout_s: float = 60.0,
+    timeout_s: float = TIMEOUT_S,
+    group_timeout_s: float = GROUP_TIMEOUT_S,
 ) -> list[Any]:
     """Call ``function(rank, *args)`` on every rank and return the values in rank order.
 
@@ -88,18 +91,22 @@ def run_ranks_anyway(
     function: Callable[..., Any],
     ranks: int,
     *args: Any,
-    timeout_s: float = 120.0,
-    group_timeout_s: float = 60.0,
+    timeout_s: float = TIMEOUT_S,
+    group_timeout_s: float = GROUP_TIMEOUT_S,
     stop_at_first_failure: bool = False,
+    tcp: bool = False,
 ) -> list[Outcome]:
-    """The same, for tests that expect ranks to fail: one Outcome a rank, never an exception."""
+    """The same, for tests that expect ranks to fail: one Outcome a rank, never an exception.
+
+    tcp: rank 0 holds the job's store, as in most jobs; otherwise it is a file and outlives all ranks.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         readers, processes = [], []
         for rank in range(ranks):
             reader, writer = context.Pipe()
-            job = (rank, ranks, str(Path(folder) / "store"), group_timeout_s, function, args)
+            job = (rank, ranks, str(Path(folder) / "store"), tcp, group_timeout_s, function, args)
             process = context.Process(target=_rank_main, args=(writer, *job), daemon=True)
             process.start()
             writer.close()
@@ -147,7 +154,8 @@ def _rank_main(
     writer: Connection,
     rank: int,
     ranks: int,
-    store: str,
+    place: str,
+    tcp: bool,
     group_timeout_s: float,
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -158,9 +166,16 @@ def _rank_main(
 
     torch.set_num_threads(1)
     try:
+        file = dist.FileStore(place, ranks)
+        store: Any = file
+        if tcp and rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+            file.set("port", str(store.port))  # one that the system chose
+        elif tcp:
+            store = dist.TCPStore("127.0.0.1", int(file.get("port")), ranks)
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{store}",
+            store=store,
             rank=rank,
             world_size=ranks,
             timeout=datetime.timedelta(seconds=group_timeout_s),
