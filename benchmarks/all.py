@@ -15,8 +15,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from rich.console import Console
+
+from benchmarks.harness import publish, read, written
 
 ROOT = Path(__file__).parents[1]
 RUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -26,11 +29,17 @@ RUNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "planner": ("planner", "shapes"),
         "runtime": ("runtime", "--tokens", "8192", "--repeats", "5"),
         "loader": ("loader",),
-        "cluster": ("cluster", "gain", "flexsp"),
+        "cluster": ("cluster",),
         "scaling": ("scaling",),
     }
 )
 """Name -> the arguments with which it measures what the pages show, in a few minutes at most."""
+
+
+def durations(took: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Seconds of every run, in the order of RUNS; those that did not run now as they were before."""
+    before = {row["name"]: float(row["seconds"]) for row in read("all")} if written("all") else {}
+    return [{"name": name, "seconds": seconds} for name in RUNS if (seconds := {**before, **took}.get(name))]
 
 
 def main() -> None:
@@ -41,15 +50,17 @@ def main() -> None:
     names = parser.parse_args().names or list(RUNS)
     if unknown := [name for name in names if name not in RUNS]:
         parser.error(f"no benchmark {unknown[0]!r} among {', '.join(RUNS)}")
-    console, failed, begun = Console(highlight=False), [], time.monotonic()
+    console, failed, took = Console(highlight=False), [], {}
     for number, name in enumerate(names, 1):
         console.rule(f"{number} of {len(names)}: {' '.join(RUNS[name])}", align="left")
         start = time.monotonic()
         done = subprocess.run([sys.executable, "-m", "benchmarks", *RUNS[name]], cwd=ROOT, check=False)
         failed += [name] if done.returncode else []
-        console.print(f"{name}: {time.monotonic() - start:.0f} s")
+        took[name] = time.monotonic() - start
+        console.print(f"{name}: {took[name]:.0f} s")
+    publish("all", durations(took))
     subprocess.run([sys.executable, "-m", "benchmarks", "tables"], cwd=ROOT, check=True)
-    console.print(f"all: {time.monotonic() - begun:.0f} s")
+    console.print(f"all: {sum(took.values()):.0f} s")
     if failed:
         sys.exit(f"failed, their tables are those of an earlier run: {', '.join(failed)}")
 

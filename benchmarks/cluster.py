@@ -23,6 +23,7 @@ import numpy as np
 
 from balancer import POLICIES, CostModel, Topology, plan_step, simulate
 from balancer.simulation import ModelFlops, SimulatedPolicy, walk
+from benchmarks import _wlb_llm
 from benchmarks.harness import FIGURES, publish
 from benchmarks.workloads import MIXES, clipped
 from loaders import open_source
@@ -330,16 +331,38 @@ def gather() -> list[dict[str, Any]]:
     return rows
 
 
+def wlb_llm() -> list[dict[str, Any]]:
+    """WLB-LLM's packing table and breakdown at 7B-128K, see `benchmarks._wlb_llm`."""
+    return _wlb_llm.packing_rows()
+
+
 def speed() -> list[dict[str, Any]]:
-    """CPU seconds that 1,000 steps take to simulate, balanced, planning included."""
+    """CPU seconds that steps take to simulate, balanced, planning included, and the walk's part of it."""
     rows = []
-    for ranks, steps in ((64, 1000), (1024, 1000), (16_384, 20)):
-        given = {**setting("wlb_llm", ranks), "jitter": JITTER, "policies": ["balanced"]}
+    for ranks, stages, steps in ((64, 1, 1000), (1024, 1, 1000), (1024, 4, 100), (16_384, 1, 20)):
+        given = {
+            **setting("wlb_llm", ranks, pipeline_stages=stages),
+            "jitter": JITTER,
+            "policies": ["balanced"],
+        }
         simulate(**{**given, "steps": 1})
         start = time.process_time()
         simulate(**{**given, "steps": steps})
         took = time.process_time() - start
-        rows.append({"ranks": ranks, "steps": steps, "cpu_s": took, "cpu_ms_a_step": 1e3 * took / steps})
+        plan = plan_step(
+            given["table_or_lengths"][: given["global_batch_size"]],
+            **{name: given[name] for name in ("topology", "max_tokens", "cost", "cp_degrees")},
+        )
+        pace, rounds = np.ones((ranks, stages)), 20
+        walk(plan, pace)
+        start = time.process_time()
+        for _ in range(rounds):
+            walk(plan, pace)
+        walked = time.process_time() - start
+        rows.append(
+            {"ranks": ranks, "stages": stages, "steps": steps, "cpu_s": took}
+            | {"cpu_ms_a_step": 1e3 * took / steps, "walk_ms": 1e3 * walked / rounds}
+        )
     return rows
 
 
@@ -423,6 +446,7 @@ SECTIONS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "pipeline": pipeline,
     "windows": windows,
     "gather": gather,
+    "wlb_llm": wlb_llm,
     "speed": speed,
     "demo": demo,
 }

@@ -114,6 +114,11 @@ def read(name: str) -> Sequence[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def written(name: str) -> bool:
+    """Whether there are rows of that name."""
+    return (RESULTS / f"{name}.csv").exists()
+
+
 def load_with_stubs(path: Path, stubs: dict[str, dict[str, Any]]) -> Any:
     """A module of a peer, with stand-ins for what its file imports and the function does not use."""
     for name, names in stubs.items():

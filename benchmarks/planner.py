@@ -1,6 +1,6 @@
 """The planner's numbers: time, certified gap, and its peers on the same lengths and the same cost model.
 
-    python -m benchmarks.planner [shapes] [karmarkar_karp] [megatron] [milp] [sync] [wlb] [--peers DIR]
+    python -m benchmarks.planner [shapes] [karmarkar_karp] [megatron] [milp] [sync] [--peers DIR]
 
 Each section prints its rows and writes them to ``benchmarks/results/planner_<section>.csv``; ``shapes`` also
 draws a figure. Times are CPU seconds of the planning thread, the best of a few runs, since other work on the
@@ -293,69 +293,6 @@ def sync(_: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def wlb(_: argparse.Namespace) -> list[dict[str, Any]]:
-    """WLB-LLM's packing table, approached from published percentiles: window 128K, max / mean of the work.
-
-    The table's number of micro-batches and its ratio of attention to linear work are not published with it;
-    both are varied here.
-    """
-    rows = []
-    window = 131_072
-    for micro_batches in (4, 8, 16, 32):
-        for crossing in (8_192, 36_000, 131_072):
-            linear = 1e-4
-            cost = CostModel(linear, 2 * linear / crossing)
-            found: dict[str, list[float]] = {"as_is": [], "ours_1": [], "ours_2": [], "ours_4": []}
-            rng = np.random.default_rng(0)
-            stream = lengths_of("wlb_llm", 40_000, 0, window)
-            rng.shuffle(stream)
-            batches = _fixed_windows(stream, window, micro_batches)
-            for batch in batches:
-                work = [float(cost(pack).sum()) for pack in batch]
-                found["as_is"].append(max(work) / np.mean(work))
-            for together in (1, 2, 4):
-                for at in range(0, len(batches) - together + 1, together):
-                    samples = np.concatenate(
-                        [pack for batch in batches[at : at + together] for pack in batch]
-                    )
-                    # Variable-length packs: half again as many tokens as the window, as their memory allows.
-                    plan = plan_step(
-                        samples,
-                        topology=Topology(micro_batches * together),
-                        max_tokens=window * 3 // 2,
-                        cost=cost,
-                        micro_batches=1,
-                    )
-                    found[f"ours_{together}"] += _by_iteration(plan.rank_time_s, together)
-            rows.append(
-                {"micro_batches": micro_batches, "crossing": crossing, "published_as_is": 1.44}
-                | {name: float(np.mean(values)) for name, values in found.items()}
-                | {"published_best": 1.05, "delay_ours_1": 0.0, "delay_ours_2": 0.5, "delay_ours_4": 1.5}
-            )
-    return rows
-
-
-def _fixed_windows(stream: np.ndarray, window: int, micro_batches: int) -> list[list[np.ndarray]]:
-    """Iterations of packs that hold exactly ``window`` tokens; documents are cut where a pack ends."""
-    packs, current, room = [], [], window
-    for length in stream.tolist():
-        while length > 0:
-            piece = min(length, room)
-            current.append(piece)
-            length -= piece
-            room -= piece
-            if room == 0:
-                packs.append(np.array(current))
-                current, room = [], window
-    return [packs[i : i + micro_batches] for i in range(0, len(packs) - micro_batches + 1, micro_batches)]
-
-
-def _by_iteration(times: np.ndarray, together: int) -> list[float]:
-    """max / mean of each iteration when packs of several iterations are dealt in sorted order."""
-    rows = np.sort(times)[::-1].reshape(together, -1)
-    return [float(row.max() / row.mean()) for row in rows]
-
-
 def _once(run: Callable[[], Any]) -> tuple[Any, float]:
     start = time.thread_time()
     result = run()
@@ -421,7 +358,6 @@ SECTIONS = {
     "megatron": megatron,
     "milp": milp,
     "sync": sync,
-    "wlb": wlb,
 }
 
 

@@ -1,4 +1,4 @@
-"""``docs/benchmarks.md`` and the README's tables, written from ``benchmarks/results/*.csv``.
+"""Pages with numbers from ``benchmarks/results/*.csv``: benchmarks, the simulator, the README's gains.
 
     python -m benchmarks tables
 
@@ -8,16 +8,18 @@ A table whose rows were never measured says so. `python -m benchmarks all` measu
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
+from benchmarks._markdown import Row, Rows, markdown, measured_on, paragraphs, replaced, times
+from benchmarks._simulator_page import TABLES as SIMULATOR_TABLES
 from benchmarks.harness import read
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
-MARKERS = {"gain": ("<!-- gain table -->", "<!-- end of gain table -->")}
+SIMULATOR = ROOT / "docs" / "simulator.md"
 MIX_NAMES = {
     "commoncrawl": "web pages (CommonCrawl-like)",
     "github": "code (GitHub-like)",
@@ -30,35 +32,6 @@ MIX_NAMES = {
 }
 STATIC = "tuned_static"
 NAMES = {"balanced": "evenload"}
-
-Row = dict[str, str]
-Rows = Sequence[Row]
-
-
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """A Markdown table; all columns but the first few are set to the right."""
-    rule = ["---"] * left + ["---:"] * (len(heads) - left)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [heads, rule, *rows])
-
-
-def measured_on(rows: Rows) -> str:
-    """The environment of a table, in a line."""
-    first = rows[0]
-    if "processor" not in first:
-        return ""
-    return (
-        f"*{first['processor']}, {first['cores']} cores, Python {first['python']}, numpy {first['numpy']}, "
-        f"{first['date']}*"
-    )
-
-
-def paragraphs(*parts: str) -> str:
-    """Parts with an empty line between them."""
-    return "\n\n".join(part.strip("\n") for part in parts if part)
-
-
-def times(value: float) -> str:
-    return f"{value:,.0f}x" if value >= 20 else f"{value:.1f}x" if value >= 3 else f"{value:.2f}x"
 
 
 def gain(sync: str) -> str:
@@ -107,10 +80,21 @@ positions, document numbers and borders; all others only put the tokens end to e
 gather does that with the rows known before: no loader that uses numpy can be faster.
 """
 HEAD = """
-`python -m benchmarks all` measures what stands here and writes this page; `python -m benchmarks NAME` runs
-one. Every ratio is to a peer or to a limit measured in the same run. Rows with their environment lie in
-`benchmarks/results/`.
+`python -m benchmarks all` measures what stands here, and the tables of [the simulator](simulator.md), and
+writes these pages; `python -m benchmarks NAME` runs one. Every ratio is to a peer or to a limit measured in
+the same run. Rows with their environment lie in `benchmarks/results/`.
 """
+APART = """
+Measured apart, each in some minutes: many sources (`python -m benchmarks sources`) and Ray (`ray`).
+"""
+
+
+def duration() -> str:
+    """How long measuring all took, part by part."""
+    rows = read("all")
+    parts = ", ".join(f"{row['name']} {float(row['seconds']):.0f} s" for row in rows)
+    minutes = sum(float(row["seconds"]) for row in rows) / 60
+    return paragraphs(f"The last run of `all` took {minutes:.0f} minutes on 2 cores ({parts}).", APART)
 
 
 def gain_section() -> str:
@@ -276,7 +260,22 @@ def loader_section() -> str:
         f"({float(torch_mode['low']):.3f} to {float(torch_mode['high']):.3f}). Planning, as a share of the "
         "whole step of one process:",
         markdown(["documents a rank and step", "ranks", "planning", "share of the step"], shares, left=0),
+        loader_state(),
         measured_on(measured),
+    )
+
+
+def loader_state() -> str:
+    """What a state holds and costs, and how near mixtures are to their shares."""
+    found = {row["what"]: float(row["value"]) for row in read("loader_state")}
+    resumed = [found[f"resume_ms_at_{share}%"] for share in (0, 50, 99)]
+    return paragraphs(
+        f"A state has {found['state_bytes']:.0f} bytes. The first batch behind it came after "
+        f"{min(resumed):.1f} to {max(resumed):.1f} ms at 0, 50 and 99 % of an epoch. Counts of 100 mixed "
+        f"sources lay within {found['largest_error_samples']:.2f} samples of their shares after a million "
+        f"samples, independent draws within {found['largest_error_samples_of_draws']:.0f}. A loader over 100 "
+        f"parquet sources gave its first batch after {found['first_batch_s']:.2f} s, with "
+        f"{found['descriptors']:.0f} open descriptors."
     )
 
 
@@ -405,7 +404,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 def page() -> str:
     """The whole page."""
-    parts = ["# Benchmarks", HEAD]
+    parts = ["# Benchmarks", HEAD, duration()]
     for heading, write in SECTIONS.items():
         try:
             body = write()
@@ -415,24 +414,29 @@ def page() -> str:
     return paragraphs(*parts) + "\n"
 
 
-def replaced(text: str, name: str, body: str) -> str:
-    """A page's text with what stands between two marks renewed."""
-    begin, end = MARKERS[name]
-    head, found, rest = text.partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not found or not closed:
-        raise ValueError(f"the page has no {begin} ... {end} to write between")
-    return f"{head}{begin}\n\n{body}\n\n{end}{tail}"
+def readme_tables() -> Mapping[str, Callable[[], str]]:
+    """What stands between marks in the README, beside the table that `make demo` prints."""
+    return {"gain": lambda: paragraphs(gain("step"), GAIN_NOTE)}
+
+
+def written() -> dict[Path, str]:
+    """Every page as results give it."""
+    pages = {PAGE: page()}
+    for path, tables in ((README, readme_tables()), (SIMULATOR, SIMULATOR_TABLES)):
+        text = path.read_text(encoding="utf-8")
+        for name, write in tables.items():
+            text = replaced(text, name, write())
+        pages[path] = text
+    return pages
 
 
 def main() -> None:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
-    PAGE.write_text(page(), encoding="utf-8")
-    text = README.read_text(encoding="utf-8")
-    README.write_text(replaced(text, "gain", paragraphs(gain("step"), GAIN_NOTE)), encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)} and {README.relative_to(ROOT)} are written")
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} is written")
 
 
 if __name__ == "__main__":

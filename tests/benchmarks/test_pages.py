@@ -1,0 +1,64 @@
+"""Pages with numbers: nothing but what the results give."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tables
+from benchmarks._markdown import replaced
+
+WRITTEN = tables.written()
+MARK = re.compile(r"<!-- (?!end of)(\S+) table -->")
+
+
+@pytest.mark.parametrize("path", sorted(WRITTEN), ids=lambda path: path.name)
+def test_a_page_is_what_its_results_give(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == WRITTEN[path], (
+        "python -m benchmarks tables writes the pages anew"
+    )
+
+
+def test_every_table_between_marks_is_written_from_results() -> None:
+    in_simulator = MARK.findall(tables.SIMULATOR.read_text(encoding="utf-8"))
+    assert sorted(in_simulator) == sorted(tables.SIMULATOR_TABLES)
+    # The demo's table is what `make demo` prints.
+    in_readme = MARK.findall(tables.README.read_text(encoding="utf-8"))
+    assert sorted(in_readme) == sorted({*tables.readme_tables(), "demo"})
+
+
+def test_no_table_of_the_simulator_is_typed_by_hand() -> None:
+    outside = re.sub(
+        r"<!-- (\S+) table -->.*?<!-- end of \1 table -->",
+        "",
+        tables.SIMULATOR.read_text(encoding="utf-8"),
+        flags=re.S,
+    )
+    ruled = [line for line in outside.splitlines() if re.match(r"\|.*--:", line)]
+    assert ruled == []
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="no <!-- gain table -->"):
+        replaced("text", "gain", "rows")
+
+
+def test_only_what_stands_between_the_marks_is_replaced() -> None:
+    page = (
+        "before <!-- a table --> old <!-- end of a table --> after <!-- b table --> x <!-- end of b table -->"
+    )
+    assert replaced(page, "a", "new") == page.replace(" old ", "\n\nnew\n\n")
+
+
+def test_runs_that_are_not_repeated_keep_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import all as every
+
+    before = [{"name": "train", "seconds": "100"}, {"name": "gone", "seconds": "7"}]
+    monkeypatch.setattr(every, "written", lambda _: True)
+    monkeypatch.setattr(every, "read", lambda _: before)
+    assert every.durations({"planner": 3.0}) == [
+        {"name": "train", "seconds": 100.0},
+        {"name": "planner", "seconds": 3.0},
+    ]
