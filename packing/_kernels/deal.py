@@ -48,6 +48,22 @@ def step_of(per_pack):
 
 
 @kernel
+def next_run(row, cursors, row_of, first, packs, per_pack):
+    """Move a row's cursor to its next run, and from the last one back to the first."""
+    k = np.int64(cursors[row, 3]) + 1
+    if k == row_of.shape[0] or row_of[k] != row:
+        k -= 1
+        while k > 0 and row_of[k - 1] == row:
+            k -= 1
+    step = step_of(per_pack[k])
+    start = uint64(first[k]) << uint64(32)
+    cursors[row, 0] = start
+    cursors[row, 1] = step
+    cursors[row, 2] = start + step * uint64(packs[k] * per_pack[k])
+    cursors[row, 3] = uint64(k)
+
+
+@kernel
 def start_cursors(num_rows, skip, row_of, first, packs, per_pack):
     """[num_rows, 4] cursors behind the first ``skip[row]`` places of each row's runs.
 
@@ -98,18 +114,7 @@ def deal_ids(rows, row_map, cursors, row_of, first, packs, per_pack, renumber, i
         position += step
         cursors[row, 0] = position
         if position >= cursors[row, 2]:
-            # On to the row's next run, and from the last one back to the first.
-            k = np.int64(cursors[row, 3]) + 1
-            if k == row_of.shape[0] or row_of[k] != row:
-                k -= 1
-                while k > 0 and row_of[k - 1] == row:
-                    k -= 1
-            step = step_of(per_pack[k])
-            start = uint64(first[k]) << uint64(32)
-            cursors[row, 0] = start
-            cursors[row, 1] = step
-            cursors[row, 2] = start + step * uint64(packs[k] * per_pack[k])
-            cursors[row, 3] = uint64(k)
+            next_run(row, cursors, row_of, first, packs, per_pack)
 
 
 @kernel
@@ -133,18 +138,7 @@ def deal_grouped(rows, row_map, cursors, row_of, first, packs, per_pack, before,
         position += cursors[row, 1]
         cursors[row, 0] = position
         if position >= cursors[row, 2]:
-            # On to the row's next run, and from the last one back to the first.
-            k = np.int64(cursors[row, 3]) + 1
-            if k == row_of.shape[0] or row_of[k] != row:
-                k -= 1
-                while k > 0 and row_of[k - 1] == row:
-                    k -= 1
-            step = step_of(per_pack[k])
-            start = uint64(first[k]) << uint64(32)
-            cursors[row, 0] = start
-            cursors[row, 1] = step
-            cursors[row, 2] = start + step * uint64(packs[k] * per_pack[k])
-            cursors[row, 3] = uint64(k)
+            next_run(row, cursors, row_of, first, packs, per_pack)
 
 
 @kernel
