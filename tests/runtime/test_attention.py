@@ -51,11 +51,13 @@ CASES = [
 
 
 def close(got, expected, index, dtype):
-    """Whether rows ``index`` of a whole tensor are right, relative to the whole's largest number."""
+    """Whether rows ``index`` of a whole tensor are right, relative to the whole's largest number.
+
+    Inputs are about 1, and so is what would come of a mistake where all that is right is 0.
+    """
     difference = (got.detach() - expected[index].detach()).abs()
-    return (
-        not difference.numel() or float(difference.max() / expected.detach().abs().max()) <= TOLERANCE[dtype]
-    )
+    largest = max(1.0, float(expected.detach().abs().max())) if difference.numel() else 1.0
+    return not difference.numel() or float(difference.max()) / largest <= TOLERANCE[dtype]
 
 
 def compare(batch, case, tail=0):
@@ -89,7 +91,8 @@ def compare(batch, case, tail=0):
     if out[~real].abs().sum() != 0:
         wrong.append("padding output")
     for name, got, want in zip(("dq", "dk", "dv"), local, oracle, strict=True):
-        if not close(got.grad[real], want.grad, index[real], case.dtype):
+        gradient = torch.zeros_like(want) if want.grad is None else want.grad
+        if not close(got.grad[real], gradient, index[real], case.dtype):
             wrong.append(name)
         if got.grad[~real].abs().sum() != 0:
             wrong.append(f"padding {name}")
@@ -118,6 +121,55 @@ def check_all_cases(rank, ranks, degree, own_groups):
 )
 def test_every_method_equals_one_process(ranks, degree, own_groups):
     assert run_ranks(check_all_cases, ranks, ranks, degree, own_groups) == [[]] * ranks
+
+
+# shorter than two chunks a rank, empty ones among them, or nothing at all
+SHORT = [[1], [2], [1, 1, 1], [0, 5, 0], [3, 0, 1], [7, 8, 9], [0, 0], []]
+SHORT_CASES = [
+    Case(method, causal=causal, window=window)
+    for method in ("all_gather", "ring", "ulysses")
+    for causal, window in ((True, None), (False, None), (True, 1), (False, 2), (True, 1000))
+]
+
+
+def check_short_samples(rank):
+    groups = runtime.ContextGroups(Topology(ranks=4), [4])
+    return [
+        wrong
+        for case in SHORT_CASES
+        for number, lengths in enumerate(SHORT)
+        for wrong in compare(batch_of(groups, rank, 4, lengths), case, tail=number % 2)
+    ]
+
+
+def test_samples_shorter_than_a_chunk_a_rank_or_empty_are_computed_all_the_same():
+    assert run_ranks(check_short_samples, 4) == [[]] * 4
+
+
+def repeat_cases(rank):
+    """Bits of output and gradients, twice, for every case."""
+    groups = runtime.ContextGroups(Topology(ranks=2))
+    batch = batch_of(groups, rank, 2, [64, 3, 3, 17, 1])
+    local = int(sum(-(-n // 4) * 2 for n in (64, 3, 3, 17, 1)))
+    unequal = []
+    for case in CASES:
+        heads = (case.heads, case.key_heads, case.key_heads)
+        found = []
+        for _ in range(2):
+            generator = torch.Generator().manual_seed(rank)
+            q, k, v = (
+                torch.randn(local, h, 8, dtype=case.dtype, generator=generator).requires_grad_()
+                for h in heads
+            )
+            out = runtime.attention(q, k, v, batch, case.method, causal=case.causal, window=case.window)
+            out.square().sum().backward()
+            found.append((out, q.grad, k.grad, v.grad))
+        unequal += [case for one, other in zip(*found, strict=True) if not torch.equal(one, other)]
+    return unequal
+
+
+def test_the_same_inputs_give_the_same_bits():
+    assert run_ranks(repeat_cases, 2) == [[], []]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -109,3 +109,44 @@ def test_a_model_of_two_phases_has_the_gradient_of_one_process():
     for gradients in run_ranks(encode_and_read, RANKS):
         for got, parameter in zip(gradients, alone.parameters(), strict=True):
             torch.testing.assert_close(got, parameter.grad, rtol=1e-9, atol=1e-9)
+
+
+def hand_over(rank, frozen):
+    """Each reader reads its items one by one, all but the first; gradients of what was made here."""
+    made = patches_of([i for i in range(6) if MADE_ON[i] == rank]).requires_grad_(not frozen)
+    handover = runtime.Handover(made * 2, ExchangeTable.between(MADE_ON, READ_ON, ROWS))
+    place, read = 0, [i for i in range(6) if READ_ON[i] == rank]
+    for item in read:
+        rows = handover.rows(slice(place, place + ROWS[item]))
+        assert torch.equal(rows.detach(), patches_of([item]) * 2)
+        place += ROWS[item]
+        if item != read[0]:
+            (rows.sum() * item).backward()
+    assert len(handover.rows(slice(None))) == place
+    handover.backward()
+    return made.grad
+
+
+def test_rows_handed_over_bring_their_gradients_home_also_where_nothing_is_made_or_read():
+    unread = {READ_ON.index(rank) for rank in set(READ_ON)}
+    for rank, got in enumerate(run_ranks(hand_over, RANKS, False)):
+        factors = [
+            0 if i in unread else 2 * i for i in range(6) if MADE_ON[i] == rank for _ in range(ROWS[i])
+        ]
+        assert got.tolist() == [[factor] * 4 for factor in factors]
+
+
+def test_a_frozen_encoder_hands_over_all_the_same():
+    assert run_ranks(hand_over, RANKS, True) == [None] * RANKS
+
+
+def test_what_is_kept_in_the_graph_changes_no_loss_and_gets_a_gradient_of_zeros():
+    nothing, number = torch.zeros(0, 3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    large = torch.full((4, 4), 6e4, dtype=torch.float16, requires_grad=True)  # whose sum is infinite
+    broken = torch.full((2, 2), float("nan"), dtype=torch.float64, requires_grad=True)
+    loss = torch.tensor(1.5, requires_grad=True)
+    kept = runtime.keep_in_graph(loss, nothing, number, large, broken)
+    assert (kept.item(), kept.dtype) == (1.5, torch.float32)
+    kept.backward()
+    for tensor in (nothing, number, large, broken):
+        assert torch.equal(tensor.grad, torch.zeros_like(tensor))

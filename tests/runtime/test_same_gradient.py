@@ -43,6 +43,8 @@ THREE = (Group(0, 3, (0, 1, 2)), Group(1, 1, (3, 4)), Group(2, 1, (5, 6, 7)))
 def wrap(kind, model):
     if kind == "ddp":
         return DistributedDataParallel(model)
+    if kind == "compiled ddp":
+        return DistributedDataParallel(torch.compile(model, backend="aot_eager"))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
@@ -53,7 +55,9 @@ def gradients(model):
     whole = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
-        whole[name.removeprefix("module.")] = getattr(gradient, "full_tensor", lambda g=gradient: g)()
+        whole[name.removeprefix("module.").removeprefix("_orig_mod.")] = getattr(
+            gradient, "full_tensor", lambda g=gradient: g
+        )()
     return whole
 
 
@@ -98,6 +102,12 @@ def test_ddp_with_every_degree_in_one_step():
 def test_fsdp2_with_every_degree_in_one_step():
     cases = [("fsdp2", EVEN, m, torch.float64, False) for m in ("all_gather", "ring", "ulysses", "auto")]
     cases += [("fsdp2", EVEN, "ring", torch.float32, False), ("fsdp2", EVEN, "ulysses", torch.float64, True)]
+    assert run_ranks(compare_steps, 4, 4, cases) == [[]] * 4
+
+
+@pytest.mark.slow
+def test_compiled_ddp_with_every_degree_in_one_step():
+    cases = [("compiled ddp", MIXED, "ring", torch.float64, recompute) for recompute in (False, True)]
     assert run_ranks(compare_steps, 4, 4, cases) == [[]] * 4
 
 
