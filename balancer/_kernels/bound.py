@@ -98,3 +98,69 @@ def least_guess(
         else:
             low = guess + 1
     return high
+
+
+@kernel
+def least_areas(degrees, base, time, base_sums, area):
+    """Running sums of rank-nanoseconds, from the longest sample on: what `least_guess` reads.
+
+    Writes ``base_sums`` [S + 1], on the smallest degree, and ``area`` [D - 1, B + 1], where each sample
+    counts the least over that degree and all larger ones; where the smallest degree is more than one rank,
+    that holds for it too.
+    """
+    samples, longest = base.size, time.shape[1]
+    total = 0.0
+    base_sums[0] = 0.0
+    for i in range(samples):
+        total += float(base[i])
+        base_sums[i + 1] = total * degrees[0]
+    least = np.full(longest, np.inf)
+    for j in range(degrees.size - 1, 0, -1):
+        total = 0.0
+        area[j - 1, 0] = 0.0
+        for i in range(longest):
+            least[i] = min(least[i], time[j - 1, i] * float(degrees[j]))
+            total += least[i]
+            area[j - 1, i + 1] = total
+    if degrees[0] > 1:
+        total = 0.0
+        for i in range(samples):
+            total += min(least[i], base[i] * float(degrees[0]))
+            base_sums[i + 1] = total
+
+
+@kernel
+def charged_areas(degrees, tokens, base, wide, time, rooms, cheapest, a, sums, area):
+    """The same, where each sample also pays for its micro-batch: ``cheapest`` nanoseconds on each rank.
+
+    tokens: [S]; wide: [S] nanoseconds on the second degree; rooms: [D] tokens of a micro-batch; ``a`` of the
+    second degree's dual feasible function, see `balancer.planning.ladder`. The first degree is one rank.
+    """
+    samples, longest = base.size, time.shape[1]
+    least = np.full(longest, np.inf)
+    for j in range(degrees.size - 1, 1, -1):
+        degree = degrees[j]
+        pieces = 2 * degree
+        charge = degree * cheapest / rooms[j]
+        total = 0.0
+        area[j - 1, 0] = 0.0
+        for i in range(longest):
+            padded = (tokens[i] + pieces - 1) // pieces * pieces
+            least[i] = min(least[i], time[j - 1, i] * float(degree) + padded * charge)
+            total += least[i]
+            area[j - 1, i + 1] = total
+    degree = degrees[1]
+    pieces = 2 * degree
+    total = 0.0
+    area[0, 0] = 0.0
+    sums[0] = 0.0
+    every = 0.0
+    for i in range(samples):
+        x = float((tokens[i] + pieces - 1) // pieces * pieces) / rooms[1]
+        g = 1.0 - a * (1.0 - x) if x > 0.5 else a * x
+        here = wide[i] * float(degree) + degree * cheapest * g
+        if i < longest:
+            total += min(least[i], here)
+            area[0, i + 1] = total
+        every += min(base[i] + tokens[i] * (cheapest / rooms[0]), here)
+        sums[i + 1] = every

@@ -28,17 +28,23 @@ def shelve(lo, tokens, time, fixed, degrees, starts, bounds, room, height, taken
     block_of = np.empty(count, np.int64)
     free = np.empty(count, np.int64)
     cost = np.empty(count, np.int64)
+    # Micro-batches of this degree that have room for its shortest sample, in the order they were opened.
+    open_at = np.empty(count, np.int64)
     used = 0
     for j in range(degrees.size - 1, 0, -1):
         degree = degrees[j]
         pieces = 2 * degree
         first, last = bounds[j], bounds[j + 1]
-        opened = used
+        opened_from, opened = 0, 0
+        least = (tokens[lo[j - 1] - 1] + pieces - 1) // pieces * pieces if lo[j - 1] > lo[j] else 0
         for i in range(lo[j], lo[j - 1]):
             need = (tokens[i] + pieces - 1) // pieces * pieces
             best = -1
             slack = np.int64(0)
-            for m in range(max(opened, used - window), used):
+            while opened_from < opened and open_at[opened_from] < used - window:
+                opened_from += 1
+            for n in range(opened_from, opened):
+                m = open_at[n]
                 left = height[slot_of[m]] - cost[m] - time[j - 1, i]
                 if free[m] >= need and left >= 0 and (best < 0 or left < slack):
                     best = m
@@ -71,10 +77,20 @@ def shelve(lo, tokens, time, fixed, degrees, starts, bounds, room, height, taken
                 height[slot] = max(height[slot], alone)
                 cursor[slot] = starts[at] + degree
                 taken[slot, starts[at] : starts[at] + degree] = True
+                open_at[opened] = used
+                opened += 1
                 used += 1
             batch_of[i] = best
             free[best] -= need
             cost[best] += time[j - 1, i]
+            if free[best] < least:
+                # Full even for the shortest: 5,000 samples of half a group each take a third of the time.
+                kept = opened_from
+                for n in range(opened_from, opened):
+                    if open_at[n] != best:
+                        open_at[kept] = open_at[n]
+                        kept += 1
+                opened = kept
     return batch_of, slot_of[:used], block_of[:used], free[:used], cost[:used]
 
 

@@ -6,8 +6,6 @@ slot that waits for one sample of a narrow group may end sooner without that deg
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from balancer.planning import waves
 from balancer.planning.best import Best, shorter
 from balancer.planning.ladder import ladder_of
@@ -46,8 +44,7 @@ def divide(problem: Problem, best: Best | None) -> Best | None:
 
 def part_of(problem: Problem, degrees: tuple[int, ...]) -> Problem | None:
     """The problem with those degrees alone, what is known of their costs kept; None if they hold not all."""
-    known = {d: problem._cache[d] for d in degrees if d in problem._cache}
-    part = replace(problem, cp_degrees=degrees, _cache=known)
+    part = problem.with_degrees(degrees)
     return part if that_holds(part, degrees) is part else None
 
 
@@ -55,4 +52,5 @@ def _within(problem: Problem, degrees: tuple[int, ...], best: Best | None) -> Be
     part = part_of(problem, degrees)
     if part is None or (best is not None and ladder_of(part).lower_bound_ns >= best.time_ns):
         return best
-    return shorter(problem, best, [waves.divide(part, few_ways=True)])
+    below_ns = waves.NEVER if best is None else best.time_ns
+    return shorter(problem, best, [waves.divide(part, few_ways=True, below_ns=below_ns)])

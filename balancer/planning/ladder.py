@@ -16,12 +16,33 @@ from numpy.typing import NDArray
 from balancer._kernels import bound
 from balancer.planning.layout import exact_sum
 from balancer.planning.longest import too_long
-from balancer.planning.problem import Ints, Problem, padded
+from balancer.planning.problem import Ints, Problem
 
 Floats = NDArray[np.float64]
 
 NARROWEST = 0.25
 """Larger degrees are looked at for samples that take more than this share of the bound on the smallest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supply:
+    """What the ranks have to give to samples within a guess of the step time."""
+
+    power: float
+    """Sum of the speeds."""
+    equal: bool
+    """Whether all speeds are equal."""
+    ranks: float
+    least_batches: float
+    """Micro-batches a rank (slots, under ``sync="micro_batch"``) that plans have at least, on average."""
+    most_batches: float
+    """The same, at most."""
+    fixed_ns: int
+    """Least nanoseconds of a micro-batch, or of a dummy."""
+    spent_ns: float
+    """Nanoseconds that no single sample can use: the other slots' fixed costs."""
+    dummy_ns: float
+    """What one of those takes on the fastest rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -42,6 +63,11 @@ class Ladder:
     """[S + 1] running sums of ``degree * nanoseconds`` on the smallest degree."""
     time_ns: Ints
     """[D - 1, B] nanoseconds on the larger degrees."""
+    area: Floats
+    """[D - 1, B + 1] running sums of least rank-nanoseconds, over each of those and all larger ones."""
+    slack: float
+    """Rank-nanoseconds by which rounding may have raised all samples together."""
+    supply: Supply
     lower_bound_ns: int
     """No plan is faster."""
 
@@ -52,6 +78,13 @@ class Ladder:
             guess, spent, self.fixed_ns, stages, self.speed, self.memory, self.base_ns, self.time_ns, lo
         )
         return lo, bool(fits)
+
+    def least_work(self, lo: Ints) -> float:
+        """Rank-nanoseconds of all samples at least, if those before ``lo[j]`` need more than degree j."""
+        total: float = self.base_sums[-1] - self.base_sums[lo[0]] - self.slack
+        for j, row in enumerate(self.area):
+            total += row[lo[j]] - row[lo[j + 1]]
+        return total
 
     def clamped_ranges(self, problem: Problem, guess: float) -> Ints:
         """[D] the same for a plan: what ends nowhere in time goes widest, short samples stay narrow."""
@@ -76,25 +109,6 @@ def ladder_of(problem: Problem) -> Ladder:
     return ladder
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Supply:
-    """What the ranks have to give to samples within a guess of the step time."""
-
-    power: float
-    """Sum of the speeds."""
-    equal: bool
-    """Whether all speeds are equal."""
-    ranks: float
-    least_batches: float
-    """Micro-batches a rank (slots, under ``sync="micro_batch"``) that plans have at least, on average."""
-    most_batches: float
-    """The same, at most."""
-    fixed_ns: int
-    """Least nanoseconds of a micro-batch, or of a dummy."""
-    spent_ns: float
-    """Nanoseconds that no single sample can use: the other slots' fixed costs."""
-
-
 def supply_of(problem: Problem) -> Supply:
     """Count the micro-batches that every plan needs."""
     ranks = problem.ranks
@@ -116,6 +130,7 @@ def supply_of(problem: Problem) -> Supply:
         return Supply(
             power=exact_sum(speed), equal=equal, ranks=float(ranks), least_batches=float(slots),
             most_batches=most, fixed_ns=fixed, spent_ns=(slots - 1) * fixed / float(speed.max()),
+            dummy_ns=fixed / float(speed.max()),
         )  # fmt: skip
     # With equal speeds the mean number counts, otherwise that of any one rank.
     most = len(problem) * problem.cp_degrees[-1] / ranks if equal else float(len(problem))
@@ -123,7 +138,7 @@ def supply_of(problem: Problem) -> Supply:
         most = min(most, float(problem.micro_batches))
     return Supply(
         power=exact_sum(speed), equal=equal, ranks=float(ranks), least_batches=least / ranks,
-        most_batches=max(most, least / ranks), fixed_ns=fixed, spent_ns=0.0,
+        most_batches=max(most, least / ranks), fixed_ns=fixed, spent_ns=0.0, dummy_ns=0.0,
     )  # fmt: skip
 
 
@@ -141,12 +156,10 @@ def build_ladder(problem: Problem) -> Ladder:
     group_speed = np.sort(speed)[::-1][degrees - 1]
     memory = np.array([problem.first_that_fits(d) for d in problem.cp_degrees], np.int64)
     base = problem.work_ns(problem.cp_degrees[0])
-    base_sums = np.zeros(len(problem) + 1)
-    np.cumsum(base, out=base_sums[1:])
-    base_sums *= float(degrees[0])
     # Whole nanoseconds round each time by half a one, which is degree / 2 in rank-time.
     slack = float(len(problem) * degrees[-1]) if degrees.size > 1 else 0.0
-    start = _least_guess_of_sum(base_sums[-1] - slack, supply, stages) if degrees[0] == 1 else 0
+    total = float(base.sum()) * float(degrees[0])
+    start = _least_guess_of_sum(total - slack, supply, stages) if degrees[0] == 1 else 0
 
     longest = len(problem)
     if degrees[0] == 1:
@@ -156,17 +169,9 @@ def build_ladder(problem: Problem) -> Ladder:
             share /= max(supply.least_batches, 1.0) + stages - 1
         limit = int(start * share / stages * group_speed[0]) - int(fixed[0])
         longest = int(bound.first_within(limit, memory[0], base)) if degrees.size > 1 else 0
-    time = np.empty((0, longest), np.int64)
-    if degrees.size > 1:
-        time = problem.work_ns_of_longest(problem.cp_degrees[1:], longest)
-    area = np.zeros((degrees.size - 1, longest + 1))
-    least_area = np.full(longest, np.inf)
-    for j in range(degrees.size - 1, 0, -1):
-        np.minimum(least_area, time[j - 1] * float(degrees[j]), out=least_area)
-        np.cumsum(least_area, out=area[j - 1, 1:])
-    if degrees[0] > 1:
-        np.minimum(least_area, base * float(degrees[0]), out=least_area)
-        np.cumsum(least_area, out=base_sums[1:])
+    time = problem.work_ns_of_longest(problem.cp_degrees[1:], longest)
+    base_sums, area = np.empty(len(problem) + 1), np.empty((degrees.size - 1, longest + 1))
+    bound.least_areas(degrees, base, time, base_sums, area)
     lower_bound = int(
         bound.least_guess(
             start, supply.spent_ns, fixed, stages, group_speed, memory, base, base_sums, time, area, slack,
@@ -182,7 +187,7 @@ def build_ladder(problem: Problem) -> Ladder:
         raise too_long()
     return Ladder(
         degrees=degrees, fixed_ns=fixed, memory=memory, speed=group_speed, base_ns=base, base_sums=base_sums,
-        time_ns=time, lower_bound_ns=lower_bound,
+        time_ns=time, area=area, slack=slack, supply=supply, lower_bound_ns=lower_bound,
     )  # fmt: skip
 
 
@@ -223,28 +228,13 @@ def _with_charges(
     cheapest = float(supply.fixed_ns)
     rooms = np.array([problem.group_room(d) for d in problem.cp_degrees], np.float64)
     second = problem.cp_degrees[1]
-    wide = problem.work_ns(second) * float(second)
+    wide = problem.work_ns(second)
     middle = int(bound.first_within(int(rooms[0]) // 2, 0, problem.num_tokens))
     middle = min(middle, len(problem) - 1)
     price = cheapest * float(problem.num_tokens[middle]) / rooms[0]
-    a = min(max(1.0 - float(wide[middle] - base[middle]) / price, 0.0), 1.0)
-    x = padded(problem.num_tokens, second) / rooms[1]
-    wide += second * cheapest * np.where(x > 0.5, 1.0 - a * (1.0 - x), a * x)
-    narrow = base + problem.num_tokens * (cheapest / rooms[0])
-    sums = np.zeros(len(problem) + 1)
-    np.cumsum(np.minimum(narrow, wide), out=sums[1:])
-    longest = time.shape[1]
-    area = np.zeros((degrees.size - 1, longest + 1))
-    least = np.full(longest, np.inf)
-    for j in range(degrees.size - 1, 0, -1):
-        if j == 1:
-            here = wide[:longest]
-        else:
-            degree = int(degrees[j])
-            charge = degree * cheapest / rooms[j]
-            here = time[j - 1] * float(degree) + padded(problem.num_tokens[:longest], degree) * charge
-        np.minimum(least, here, out=least)
-        np.cumsum(least, out=area[j - 1, 1:])
+    a = min(max(1.0 - (float(wide[middle]) * second - float(base[middle])) / price, 0.0), 1.0)
+    sums, area = np.empty(len(problem) + 1), np.empty((degrees.size - 1, time.shape[1] + 1))
+    bound.charged_areas(degrees, problem.num_tokens, base, wide, time, rooms, cheapest, a, sums, area)
     return int(
         bound.least_guess(
             bound_ns, 0.0, fixed, 1, speed, memory, base, sums, time, area, slack, supply.power, supply.ranks,

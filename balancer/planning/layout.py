@@ -150,10 +150,15 @@ def slots_of(problem: Problem, layout: Layout) -> tuple[Ints, int]:
     slot = layout.slot
     if slot is None:
         slot = sums.next_slots(layout.first_rank, layout.cp_degree, problem.ranks)
+    return slot, slots_counted(problem, slot)
+
+
+def slots_counted(problem: Problem, slot: Ints) -> int:
+    """Number of slots that every rank counts."""
     used = int(slot.max(initial=-1)) + 1
     if problem.micro_batches is not None:
-        return slot, max(used, problem.micro_batches)
-    return slot, -(-used // problem.slots_multiple_of) * problem.slots_multiple_of
+        return max(used, problem.micro_batches)
+    return -(-used // problem.slots_multiple_of) * problem.slots_multiple_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -24,9 +24,13 @@ def check_total(problem: Problem) -> None:
         )
 
 
-def too_long() -> ValueError:
+class TooLong(ValueError):
+    """A plan, or every plan of a step, takes longer than `LONGEST_NS`."""
+
+
+def too_long() -> TooLong:
     """The refusal of a step that takes longer."""
-    return ValueError(
+    return TooLong(
         "the cost model predicts steps beyond 2**60 nanoseconds (36 years). Coefficients are seconds per "
         "token and per pair; check their unit."
     )

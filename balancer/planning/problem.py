@@ -20,6 +20,9 @@ Ints = NDArray[np.int64]
 MAX_LENGTH = 2**31 - 1
 SYNC_MODES = ("step", "micro_batch")
 
+ALL_DEGREES = 1 << 15
+"""Samples x degrees up to which costs are asked for at all degrees together: one call of 0.1 ms."""
+
 
 class Cost(Protocol):
     """What the planner asks of a cost model; `balancer.CostModel` has it."""
@@ -81,16 +84,45 @@ class Problem:
     def work_ns(self, cp_degree: int = 1) -> Ints:
         """[S] nanoseconds of each sample on every rank of a group, without the fixed cost."""
         if cp_degree not in self._cache:
-            given = self.cost.nanoseconds(self.num_tokens, cp_degree)
-            if given.size and given.min() < 0:
-                worst = int(np.argmin(given))
-                raise ValueError(
-                    f"costs must be at least 0, the model gives {given[worst]} ns for row {self.rows[worst]} "
-                    f"with {self.num_tokens[worst]} tokens at degree {cp_degree}."
-                )
-            self._cache[cp_degree] = given
+            if len(self) * len(self.cp_degrees) <= ALL_DEGREES and cp_degree in self.cp_degrees:
+                self.times_ns()
+            else:
+                self._cache[cp_degree] = self._checked(
+                    (cp_degree,), self.cost.nanoseconds(self.num_tokens, cp_degree)[None]
+                )[0]
         work: Ints = self._cache[cp_degree]
         return work
+
+    def times_ns(self) -> Ints:
+        """[D, S] the same at every allowed degree."""
+        if "times" not in self._cache:
+            if all(degree in self._cache for degree in self.cp_degrees):
+                times = np.stack([self._cache[degree] for degree in self.cp_degrees])
+            else:
+                times = self._checked(self.cp_degrees, self._by_degree(self.cp_degrees, self.num_tokens))
+                self._cache.update(zip(self.cp_degrees, times, strict=True))
+            self._cache["times"] = times
+        every: Ints = self._cache["times"]
+        return every
+
+    def with_degrees(self, cp_degrees: tuple[int, ...]) -> Problem:
+        """The problem with other degrees; what is known of costs is kept."""
+        known = {
+            key: found
+            for key, found in self._cache.items()
+            if isinstance(key, (int, tuple)) or key == "same caps"
+        }
+        return replace(self, cp_degrees=cp_degrees, _cache=known)
+
+    def _checked(self, cp_degrees: Sequence[int], given: Ints) -> Ints:
+        """[D, S] ``given``. Raises ValueError for a cost model that pays for samples."""
+        if given.size and given.min() < 0:
+            j, worst = divmod(int(np.argmin(given)), given.shape[1])
+            raise ValueError(
+                f"costs must be at least 0, the model gives {given[j, worst]} ns for row {self.rows[worst]} "
+                f"with {self.num_tokens[worst]} tokens at degree {cp_degrees[j]}."
+            )
+        return given
 
     def fixed_ns(self, cp_degree: int = 1) -> int:
         """Nanoseconds of every micro-batch of a group, whatever it holds."""
@@ -102,12 +134,16 @@ class Problem:
 
     def work_ns_of_longest(self, cp_degrees: Sequence[int], count: int) -> Ints:
         """[D, count] the same at several degrees, for the ``count`` longest samples."""
+        if not cp_degrees:
+            return np.empty((0, count), np.int64)
+        if all(degree in self._cache for degree in cp_degrees):
+            return np.stack([self._cache[degree][:count] for degree in cp_degrees])
         return self._by_degree(cp_degrees, self.num_tokens[:count])
 
     def work_ns_of(self, cp_degrees: Sequence[int], samples: Ints) -> Ints:
         """[D, samples] the same for some samples."""
         if all(degree in self._cache for degree in cp_degrees):
-            return np.stack([self.work_ns(degree)[samples] for degree in cp_degrees])
+            return np.stack([self._cache[degree][samples] for degree in cp_degrees])
         return self._by_degree(cp_degrees, self.num_tokens[samples])
 
     def cost_of(self, length: int) -> list[int]:
@@ -157,7 +193,7 @@ def that_holds(problem: Problem, chain: tuple[int, ...]) -> Problem | None:
     or where every group has a member with little memory.
     """
     while chain:
-        part = problem if chain == problem.cp_degrees else replace(problem, cp_degrees=chain, _cache={})
+        part = problem if chain == problem.cp_degrees else problem.with_degrees(chain)
         if part.first_that_fits(chain[-1]) == 0 and not (part.min_length and part.homeless().size):
             return part
         chain = chain[:-1]

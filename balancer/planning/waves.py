@@ -4,28 +4,31 @@ A slot lasts as long as its longest micro-batch, so alike ones belong together. 
 in the slot that grows least by it; the height to which all slots must be filled follows from the work that
 is left; then one micro-batch for each free group of the smallest degree is filled up to its slot's height.
 At last the finished packs are sorted and dealt to the slots, tallest slot first, which can only help.
+
+What cannot be shorter than the best plan so far is not built: numbers of slots at which the ranks have not
+enough time for the work within it, and degrees that make more work than that.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from balancer._kernels import waves as kernels
-from balancer._kernels.fill import fill
-from balancer._kernels.place import first_fit, tightest_fit
-from balancer._kernels.ride import ride
+from balancer._kernels import bound
+from balancer._kernels import slots as kernels
+from balancer._kernels.waves import shelve
 from balancer.planning.blocks import Blocks, make_blocks
 from balancer.planning.ladder import Ladder, ladder_of
-from balancer.planning.layout import SPEED_UNIT, Layout, layout_of, objective_ns
-from balancer.planning.problem import Ints, Problem, padded, that_holds
+from balancer.planning.layout import SPEED_UNIT, Layout, layout_of, objective_ns, slots_counted, slowness
+from balancer.planning.longest import LONGEST_NS, TooLong
+from balancer.planning.problem import Ints, Problem, that_holds
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
     """How to build a layout."""
 
@@ -51,8 +54,144 @@ CLOSE = 1e-4
 DENSE = 0.8
 """Share of the work that is dealt by density before the rest is dealt by time."""
 
+WINDOW = 512
+"""Micro-batches of a degree, opened last, that a long sample may join."""
 
-def divide(problem: Problem, *, few_ways: bool = False, counts: int | None = None) -> Layout | None:
+NEVER = 2**62
+"""Nanoseconds above every plan's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Built:
+    """A layout before it is written down, and how long the step takes."""
+
+    batch_of: Ints
+    """[S]"""
+    slot: Ints
+    """[M]"""
+    block: Ints
+    """[M]"""
+    time_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ground:
+    """What all layouts of a step share."""
+
+    problem: Problem
+    ladder: Ladder
+    blocks: Blocks
+    level: Ints
+    """[N] degree of each block, by its place among the allowed ones."""
+    pace: Ints
+    """[R] slowness."""
+    short: Ints
+    """[D] first sample too short for each degree."""
+    safe: bool
+    """Whether no plan's time passes 64 bits."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> Ground:
+        """The ground of a step that its widest degree holds."""
+        blocks, pace, times = make_blocks(problem), slowness(problem), problem.times_ns()
+        ladder = ladder_of(problem)
+        stages = problem.topology.pipeline_stages
+        batches = 2 * len(problem) + problem.slots_multiple_of + (problem.micro_batches or 0)
+        most = float(times.max()) * len(problem) + float(ladder.fixed_ns.max()) * batches
+        return cls(
+            problem=problem,
+            ladder=ladder,
+            blocks=blocks,
+            level=np.repeat(np.arange(len(problem.cp_degrees)), np.diff(blocks.bounds)),
+            pace=pace,
+            short=problem.first_too_short(),
+            safe=most * stages * float(pace.max()) / SPEED_UNIT < LONGEST_NS,
+        )
+
+    def layout(self, built: Built) -> Layout:
+        """Write a layout down."""
+        blocks = self.blocks
+        return layout_of(
+            built.batch_of, blocks.starts[built.block], blocks.degree[built.block], slot=built.slot
+        )
+
+    def room_within(self, time_ns: int, slots: int) -> float:
+        """Rank-nanoseconds of samples that fit into that many slots, from above."""
+        supply, stages = self.ladder.supply, self.problem.topology.pipeline_stages
+        meet = self.problem.sync == "micro_batch"
+        # Ranks that meet once a step may leave slots empty.
+        least = float(slots) if meet else min(supply.least_batches, float(slots))
+        room: float = bound.rank_work(
+            float(time_ns), supply.power, supply.ranks, float(supply.fixed_ns), stages - 1, least,
+            float(slots), supply.equal,
+        )  # fmt: skip
+        return room
+
+    def may_be_shorter(self, slots: int, time_ns: int) -> bool:
+        """Whether nothing proves that every plan of that many slots takes ``time_ns`` or more."""
+        if time_ns >= NEVER:
+            return True
+        stages = self.problem.topology.pipeline_stages
+        spent = (slots - 1) * self.ladder.supply.dummy_ns
+        lo, fits = self.ladder.ranges(float(time_ns - 1), spent, stages)
+        lo[0] = min(lo[0], self.ladder.time_ns.shape[1])
+        return fits and self.ladder.least_work(lo) <= self.room_within(time_ns - 1, slots)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Slots:
+    """Layouts of one number of slots. Equal degrees are shelved once, equal ways built once."""
+
+    ground: Ground
+    slots: int
+    _shelves: dict[tuple[int, ...], Shelf | None] = field(default_factory=dict)
+    _built: dict[tuple[tuple[int, ...], bool, bool], Built | None] = field(default_factory=dict)
+
+    @property
+    def mean_ns(self) -> float:
+        """Height of a slot, were all alike."""
+        stages = self.ground.problem.topology.pipeline_stages
+        return self.ground.ladder.lower_bound_ns / (self.slots + stages - 1)
+
+    def ranges(self, height: float) -> Ints:
+        """[D] first sample of each degree, at a height in parts of the mean."""
+        return self.ground.ladder.clamped_ranges(self.ground.problem, min(height * self.mean_ns, 2.0**60))
+
+    def build(self, way: Way, ranges: Ints) -> Built | None:
+        """A layout, or None where a sample finds no room."""
+        key = tuple(ranges.tolist())
+        if (key, way.riders, way.tight) not in self._built:
+            if key not in self._shelves:
+                self._shelves[key] = _shelve(self.ground, self.slots, int(self.mean_ns), ranges)
+            shelf = self._shelves[key]
+            built = None if shelf is None else _fill(self.ground, shelf, way)
+            self._built[key, way.riders, way.tight] = built
+        return self._built[key, way.riders, way.tight]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Shelf:
+    """The wide micro-batches of a layout. Axis: W = micro-batches."""
+
+    batch_of: Ints
+    """[samples of wide groups] micro-batch of each."""
+    slot: Ints
+    """[W]"""
+    block: Ints
+    """[W]"""
+    free: Ints
+    """[W] tokens."""
+    cost: Ints
+    """[W] nanoseconds."""
+    height: Ints
+    """[slots] nanoseconds that each slot will take at least."""
+    taken: NDArray[np.bool_]
+    """[slots, R]"""
+
+
+def divide(
+    problem: Problem, *, few_ways: bool = False, counts: int | None = None, below_ns: int = NEVER
+) -> Layout | None:
     """The best of several numbers of slots and heights; None where none of them holds the step.
 
     Args:
@@ -60,6 +199,7 @@ def divide(problem: Problem, *, few_ways: bool = False, counts: int | None = Non
         few_ways: whether only ways that let others ride are built, at `_promising` heights, until a number of
             slots brings nothing: half of the time, and of 52 steps of seven mixes none got longer by it.
         counts: numbers of slots to try at most; ``None``: as long as they promise something.
+        below_ns: what another plan takes; layouts that cannot be shorter need not be built.
 
     With many samples few ways are built in any case: the third number of slots won none of 24 steps of six
     mixes on 64 to 1,024 ranks, and of 147 small steps, where all ways are built, eight would get longer by
@@ -68,40 +208,62 @@ def divide(problem: Problem, *, few_ways: bool = False, counts: int | None = Non
     part = that_holds(problem, problem.cp_degrees)
     if part is None:
         return None
-    problem = part
-    ladder, blocks = ladder_of(problem), make_blocks(problem)
-    heights = HEIGHTS[:1] if ladder.degrees.size == 1 else HEIGHTS
-    few_ways = few_ways or len(problem) > MANY
-    with_riders = (True,) if ladder.degrees.size == 1 or few_ways else (True, False)
+    ground = Ground.of(part)
+    heights = HEIGHTS[:1] if ground.ladder.degrees.size == 1 else HEIGHTS
+    few_ways = few_ways or len(part) > MANY
+    with_riders = (True,) if ground.ladder.degrees.size == 1 or few_ways else (True, False)
     promising = heights
-    enough = ladder.lower_bound_ns * (1 + (CLOSE if len(problem) > MANY else 0))
-    best: Layout | None = None
-    best_ns = misses = 0
+    enough = ground.ladder.lower_bound_ns * (1 + (CLOSE if len(part) > MANY else 0))
+    best: Built | None = None
+    misses = 0
     evened = False
-    for slots in itertools.islice(slot_counts(problem), counts):
+    for slots in itertools.islice(slot_counts(part), counts):
+        limit = below_ns if best is None else min(best.time_ns, below_ns)
+        if not ground.may_be_shorter(slots, limit):
+            if part.topology.pipeline_stages == 1:
+                break  # more slots leave less time
+            continue
+        here = Slots(ground=ground, slots=slots)
         ways = [Way(height=height, riders=riders) for height in promising for riders in with_riders]
-        layouts = [build(problem, ladder, blocks, slots, way) for way in ways]
-        even = any(layout is not None for layout in layouts)
+        found, homeless = _shortest(here, ways, limit)
+        even = found is not None or not homeless
         if not even:
             # Even work leaves too little room somewhere: pack as tightly as first fit does, at last with
             # larger degrees only for samples that need their memory.
             ways = [Way(height=h, riders=r, tight=True) for h in heights for r in (True, False)] + [NARROW]
-            layouts = [build(problem, ladder, blocks, slots, way) for way in ways]
-        times = [None if layout is None else objective_ns(problem, layout) for layout in layouts]
-        found = [(time_ns, k) for k, time_ns in enumerate(times) if time_ns is not None]
-        improved = bool(found) and (best is None or min(found)[0] < best_ns)
-        if improved:
-            best_ns, k = min(found)
-            best = layouts[k]
+            found, _ = _shortest(here, ways, limit)
+        improved = found is not None and (best is None or found[1].time_ns < best.time_ns)
+        if found is not None and improved:
+            best = found[1]
         evened |= even
         misses += best is not None and not improved
         # Counts at which only the tight packing fits say little about the next one.
-        if misses >= ((1 if few_ways else 2) if evened else 8) or (best is not None and best_ns <= enough):
+        if misses >= ((1 if few_ways else 2) if evened else 8) or (
+            best is not None and best.time_ns <= enough
+        ):
             break
-        if even and few_ways:
-            homeless = {way.height for way, time_ns in zip(ways, times, strict=True) if time_ns is None}
-            promising = _promising(heights, ways[min(found)[1]].height, homeless)
-    return best
+        if even and few_ways and found is not None:
+            promising = _promising(heights, found[0].height, homeless)
+    return None if best is None else ground.layout(best)
+
+
+def _shortest(here: Slots, ways: list[Way], limit: int) -> tuple[tuple[Way, Built] | None, set[float]]:
+    """(Way and layout of the shortest that were built, heights at which a sample found no room)."""
+    best: tuple[Way, Built] | None = None
+    homeless: set[float] = set()
+    for way in ways:
+        ranges = here.ranges(way.height)
+        if limit < NEVER and here.ground.ladder.least_work(ranges) > here.ground.room_within(
+            limit - 1, here.slots
+        ):
+            continue
+        built = here.build(way, ranges)
+        if built is None:
+            homeless.add(way.height)
+        elif best is None or built.time_ns < best[1].time_ns:
+            best = way, built
+            limit = min(limit, built.time_ns)
+    return best, homeless
 
 
 def _promising(heights: tuple[float, ...], best: float, homeless: set[float]) -> tuple[float, ...]:
@@ -123,151 +285,45 @@ def slot_counts(problem: Problem) -> Iterator[int]:
         slots += 1 if problem.topology.pipeline_stages == 1 else max(1, slots // 4)
 
 
-def build(problem: Problem, ladder: Ladder, blocks: Blocks, slots: int, way: Way) -> Layout | None:
-    """A layout of that many slots, or None where a sample finds no room."""
-    mean = ladder.lower_bound_ns / (slots + problem.topology.pipeline_stages - 1)
-    ranges = ladder.clamped_ranges(problem, min(way.height * mean, 2.0**60))
-    count = int(ranges[0])
+def _shelve(ground: Ground, slots: int, mean_ns: int, ranges: Ints) -> Shelf | None:
+    """Wide groups in their slots, or None where a sample finds no room."""
+    problem, ladder, blocks = ground.problem, ground.ladder, ground.blocks
     taken = np.zeros((slots, problem.ranks), np.bool_)
-    heights = np.full(slots, int(mean))
-    batch_of, slot, block, free, cost = kernels.shelve(
+    height = np.full(slots, mean_ns)
+    batch_of, slot, block, free, cost = shelve(
         ranges, problem.num_tokens, ladder.time_ns, ladder.fixed_ns, ladder.degrees, blocks.starts,
-        blocks.bounds, blocks.room, heights, taken, 512,
+        blocks.bounds, blocks.room, height, taken, WINDOW,
     )  # fmt: skip
-    if batch_of.size < count:
+    if batch_of.size < ranges[0]:
         return None
-    samples, rest = np.arange(count), np.arange(count, len(problem))
-    if way.riders and slot.size and rest.size:
-        samples, batch_of, rest = _with_riders(
-            problem, ladder, blocks, samples, batch_of, rest, block, free, cost, heights[slot]
-        )
-    heights[:] = 0
-    np.maximum.at(heights, slot, cost)
-    return _fill_rest(
-        problem, ladder, blocks, samples, batch_of, rest, slot, block, taken, heights, way.tight
-    )
+    return Shelf(batch_of=batch_of, slot=slot, block=block, free=free, cost=cost, height=height, taken=taken)
 
 
-def _with_riders(
-    problem: Problem, ladder: Ladder, blocks: Blocks, samples: Ints, batch_of: Ints, rest: Ints, block: Ints,
-    free: Ints, cost: Ints, end: Ints,
-) -> tuple[Ints, Ints, Ints]:  # fmt: skip
-    """Fill wide groups that are below their slot's height with other samples: that time is free.
-
-    Returns (samples in wide groups, their micro-batches, the samples that are left). Updates ``cost``.
-    """
-    level = np.searchsorted(blocks.bounds, block, side="right") - 1
-    short = int(problem.first_too_short()[np.unique(level)].min())
-    candidates = rest[rest < short]
-    # Tallest gaps first: they take the longest samples, which are the densest.
-    by_gap = np.argsort(cost - end, kind="stable")
-    order = np.arange(by_gap.size)
-    waiting = cost[by_gap]
-    riding = ride(
-        problem.num_tokens[candidates],
-        problem.work_ns_of(ladder.degrees.tolist(), candidates),
-        level[by_gap], blocks.degree[block[by_gap]], free[by_gap], end[by_gap], order, order + 1,
-        blocks.pace[block[by_gap]], SPEED_UNIT, waiting,
+def _fill(ground: Ground, shelf: Shelf, way: Way) -> Built | None:
+    """The whole layout, or None where a sample finds no room or time passes 64 bits."""
+    problem, ladder, blocks = ground.problem, ground.ladder, ground.blocks
+    times = problem.times_ns()
+    batch_of, slot, block = kernels.fill_slots(
+        problem.num_tokens, times, ladder.fixed_ns, ladder.degrees, blocks.starts, blocks.bounds, blocks.room,
+        blocks.pace, SPEED_UNIT, shelf.batch_of, shelf.slot, shelf.block, shelf.free, shelf.cost,
+        shelf.height, shelf.taken, ground.short, way.riders, way.tight, DENSE,
     )  # fmt: skip
-    cost[by_gap] = waiting
-    rides = riding >= 0
-    left = np.ones(len(problem), np.bool_)
-    left[samples] = False
-    left[candidates[rides]] = False
-    return (
-        np.concatenate([samples, candidates[rides]]),
-        np.concatenate([batch_of, by_gap[riding[rides]]]),
-        np.flatnonzero(left),
-    )
-
-
-def _fill_rest(
-    problem: Problem, ladder: Ladder, blocks: Blocks, samples: Ints, wide_of: Ints, rest: Ints,
-    wide_slot: Ints, wide_block: Ints, taken: NDArray[np.bool_], heights: Ints, tight: bool,
-) -> Layout | None:  # fmt: skip
-    """Fill a micro-batch for each free group of the smallest degree, and deal them."""
-    slots, base, fixed = heights.size, int(ladder.degrees[0]), int(ladder.fixed_ns[0])
-    starts = blocks.starts[: blocks.bounds[1]]
-    used = taken[:, starts] if base == 1 else taken[:, starts[:, None] + np.arange(base)].any(axis=2)
-    free = np.logical_not(used)
-    tallest_first = np.argsort(-heights, kind="stable")
-    unit_slot, unit_block = np.nonzero(free[tallest_first])
-    work = ladder.base_ns[rest]
-    tokens = padded(problem.num_tokens[rest], base)
-    units = unit_slot.size
-    if work.size and not units:
+    if batch_of.size == 0:
         return None
-    slot_units = np.searchsorted(unit_slot, np.arange(slots + 1))
-    heights = _common_height(heights[tallest_first], slot_units, work, fixed)
-    pace, room = blocks.pace[unit_block], blocks.room[unit_block]
-    if tight:
-        unit_of = _pack(tokens, room)
-    else:
-        unit_of = _fill(work, tokens, heights[unit_slot] - fixed, pace, room)
-    if unit_of is None:
-        return None
-    cost = np.bincount(unit_of, weights=work, minlength=units).astype(np.int64)
-    cost += fixed * (np.bincount(unit_of, minlength=units) > 0)
-    if np.all(pace == pace[:1]) and np.all(room == room[:1]):
-        # Finished packs in falling order over the slots in falling order of height.
-        by_cost = np.argsort(-cost, kind="stable")
-        place_of = np.empty(units, np.int64)
-        load = np.zeros(problem.ranks, np.int64)
-        place_of[by_cost] = kernels.deal(cost[by_cost], slot_units, starts[unit_block], base, load)
-        unit_of = place_of[unit_of]
-    kept = np.flatnonzero(np.bincount(unit_of, minlength=units) > 0)
-    number = np.full(units, -1, np.int64)
-    number[kept] = np.arange(kept.size)
-    batch_of = np.empty(len(problem), np.int64)
-    batch_of[samples] = wide_of
-    batch_of[rest] = wide_slot.size + number[unit_of]
-    slot = np.concatenate([wide_slot, tallest_first[unit_slot[kept]]])
-    _, slot = np.unique(slot, return_inverse=True)
-    block = np.concatenate([wide_block, unit_block[kept]])
-    return layout_of(batch_of, blocks.starts[block], blocks.degree[block], slot=slot.astype(np.int64))
-
-
-def _fill(work: Ints, tokens: Ints, target: Ints, pace: Ints, room: Ints) -> Ints | None:
-    """[S] unit of each sample, near each unit's ``target`` nanoseconds; None where they do not fit."""
-    units = room.size
-    if work.size == 0:
-        return np.zeros(0, np.int64)
-    sums = np.cumsum(work)
-    unit_of: Ints
-    unit_of, _ = fill(
-        work, tokens, (target * (SPEED_UNIT / pace)).astype(np.int64), room.copy(), np.arange(units + 1),
-        room.copy(), pace, int(np.searchsorted(sums, DENSE * sums[-1])), max(1, (units - 1).bit_length()),
+    if not ground.safe:
+        return _slowly_timed(ground, batch_of, slot, block)
+    meet, counted = problem.sync == "micro_batch", slots_counted(problem, slot)
+    time_ns = kernels.step_time(
+        batch_of, slot, block, blocks.starts, blocks.degree, ground.level, times, ladder.fixed_ns,
+        ground.pace, SPEED_UNIT, meet, counted, problem.fixed_ns(1), problem.topology.pipeline_stages - 1,
     )  # fmt: skip
-    return unit_of if unit_of.min() >= 0 else None
+    return Built(batch_of=batch_of, slot=slot, block=block, time_ns=int(time_ns))
 
 
-def _pack(tokens: Ints, room: Ints) -> Ints | None:
-    """[S] unit of each sample, packed tightly; None where the units are too few."""
-    unit_of: Ints
-    if np.any(room != room[:1]):
-        unit_of = tightest_fit(tokens, room.copy())
-        return unit_of if unit_of.min(initial=0) >= 0 else None
-    if tokens.size and (room.size == 0 or tokens.max() > room[0]):
-        return None  # the ranks with more room are taken by wide groups
-    packed, bounds, _ = first_fit(tokens, np.arange(tokens.size), np.array([0, tokens.size]), room[:1])
-    if bounds.size - 1 > room.size:
+def _slowly_timed(ground: Ground, batch_of: Ints, slot: Ints, block: Ints) -> Built | None:
+    built = Built(batch_of=batch_of, slot=slot, block=block, time_ns=0)
+    try:
+        time_ns = objective_ns(ground.problem, ground.layout(built))
+    except TooLong:
         return None
-    unit_of = np.empty(tokens.size, np.int64)
-    unit_of[packed] = np.repeat(np.arange(bounds.size - 1), np.diff(bounds))
-    return unit_of
-
-
-def _common_height(heights: Ints, slot_units: Ints, work: Ints, fixed: int) -> Ints:
-    """[slots] height of each slot: at least its wide groups', its first long sample's, and a common level.
-
-    The level is the least at which the slots hold the work, were they filled to the top.
-    """
-    first = slot_units[:-1]
-    seed = np.zeros(first.size, np.int64)
-    if work.size:
-        seed = np.where(first < work.size, work[np.minimum(first, work.size - 1)] + fixed, 0)
-    floor: Ints = np.maximum(heights, seed)
-    total = int(work.sum())
-    most = max(int(floor.max(initial=0)), total + fixed) + 1
-    level: Ints = np.maximum(floor, kernels.common_level(floor, np.diff(slot_units), total, fixed, most))
-    return level
+    return Built(batch_of=batch_of, slot=slot, block=block, time_ns=time_ns)
