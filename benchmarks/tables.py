@@ -1,4 +1,4 @@
-"""Pages with numbers from ``benchmarks/results/*.csv``: benchmarks, the simulator, the README's gains.
+"""``docs/benchmarks.md``, and tables of other pages between marks, from ``benchmarks/results/*.csv``.
 
     python -m benchmarks tables
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
+from benchmarks import _measured_tables
 from benchmarks._markdown import Row, Rows, markdown, measured_on, paragraphs, replaced, times
 from benchmarks._simulator_page import TABLES as SIMULATOR_TABLES
 from benchmarks.harness import read
@@ -19,7 +20,9 @@ from benchmarks.harness import read
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
-SIMULATOR = ROOT / "docs" / "simulator.md"
+SIMULATOR, PACKING, BALANCING = (
+    ROOT / "docs" / f"{name}.md" for name in ("simulator", "packing", "balancing")
+)
 MIX_NAMES = {
     "commoncrawl": "web pages (CommonCrawl-like)",
     "github": "code (GitHub-like)",
@@ -414,17 +417,21 @@ def page() -> str:
     return paragraphs(*parts) + "\n"
 
 
-def readme_tables() -> Mapping[str, Callable[[], str]]:
-    """What stands between marks in the README, beside the table that `make demo` prints."""
-    return {"gain": lambda: paragraphs(gain("step"), GAIN_NOTE)}
+TABLES: Mapping[Path, Mapping[str, Callable[[], str]]] = {
+    README: {"gain": lambda: paragraphs(gain("step"), GAIN_NOTE), "measured": _measured_tables.readme},
+    SIMULATOR: SIMULATOR_TABLES,
+    PACKING: {"peers": _measured_tables.packing_peers},
+    BALANCING: {"shapes": _measured_tables.planner_shapes},
+}
+"""Page -> name of a table's marks -> what writes it. `make demo` prints another of the README's."""
 
 
 def written() -> dict[Path, str]:
     """Every page as results give it."""
     pages = {PAGE: page()}
-    for path, tables in ((README, readme_tables()), (SIMULATOR, SIMULATOR_TABLES)):
+    for path, made in TABLES.items():
         text = path.read_text(encoding="utf-8")
-        for name, write in tables.items():
+        for name, write in made.items():
             text = replaced(text, name, write())
         pages[path] = text
     return pages
