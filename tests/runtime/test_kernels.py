@@ -1,13 +1,15 @@
 """Every local kernel answers every kind of task as the plain one does."""
 
 import math
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
 from balancer.runtime.attention.kernels import CPU_FLASH, PLAIN, Answer
-from balancer.runtime.attention.varlen import VarlenKernel
+from balancer.runtime.attention.varlen import Call, VarlenKernel, flash_attn_backward
 from balancer.runtime.attention.work import Lengths, Pattern, blocks, gathered_tasks, local_tasks, ring_tasks
 
 LENGTHS = Lengths.of(np.array([7, 1, 30, 2, 64]), 2)
@@ -90,6 +92,20 @@ def test_a_kernel_equals_its_plain_twin(kernel, pattern):
         got = run(kernel, task_lists, pattern, q_size, k_size)
         for one, other in zip(got, run(PLAIN, task_lists, pattern, q_size, k_size), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_flash_attn_repeats_its_bits_where_torch_is_asked_to(wanted, monkeypatch):
+    given = []
+    interface = ModuleType("flash_attn.flash_attn_interface")
+    interface._flash_attn_varlen_backward = lambda *arguments: given.append(arguments)
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", interface)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: wanted)
+    x, borders = torch.zeros(4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
+    call = Call(None, None, borders, borders, 4, 4, True, (-1, -1))
+    flash_attn_backward(x, x, x, x, x, torch.zeros(2, 4), call, 0.3)
+    assert given[0][20] is wanted  # its last argument without a default
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)

@@ -228,7 +228,7 @@ def flash_attn_backward(
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     _flash_attn_varlen_backward(
         d_out, q, k, v, out, lse, dq, dk, dv, call.cu_q, call.cu_k, call.max_q, call.max_k, 0.0, scale,
-        call.causal, call.window[0], call.window[1], 0.0, None, False,
+        call.causal, call.window[0], call.window[1], 0.0, None, torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     return dq, dk, dv
 
