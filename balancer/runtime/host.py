@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from .members import default_store, fresh_name, timeout
 
-PATIENCE_S = 5.0
-"""How long ranks that lost one wait for each other's word, so that whoever stays silent can be named."""
+PATIENCE_S, PAUSE_S = 15.0, 0.05
+"""How long, and in which turns, ranks that lost one wait for each other's word, to name who stays silent."""
 
 
 class HostGroup:
@@ -145,9 +145,10 @@ class HostGroup:
             store = default_store()
             store.set(f"{self._name}/{self.rank}", "1")
             keys = [f"{self._name}/{rank}" for rank in range(self.size)]
-            deadline = time.monotonic() + PATIENCE_S
-            while time.monotonic() < deadline and not store.check(keys):
-                time.sleep(0.05)
+            for _ in range(round(PATIENCE_S / PAUSE_S)):  # turns: a machine that stood still blames nobody
+                if store.check(keys):
+                    break
+                time.sleep(PAUSE_S)
             return [rank for rank, key in enumerate(keys) if not store.check([key])]
         return []
 

@@ -32,7 +32,8 @@ def fresh_name(purpose: str, ranks: Sequence[int]) -> str:
 def member_group(purpose: str, ranks: Sequence[int]) -> Any:
     """A process group of the job's own backend that only its members, ``ranks`` in this order, call for.
 
-    It is known to torch like one of ``dist.new_group``, and is destroyed in the same way.
+    It is known to torch like one of ``dist.new_group``, and is destroyed in the same way, once all members
+    have it: there is no barrier here.
     """
     c10d: Any = dist.distributed_c10d
     world: Any = dist.group.WORLD

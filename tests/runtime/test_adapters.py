@@ -105,6 +105,31 @@ def test_groups_are_made_once_and_found_again():
         assert found == [everyone, pair, *three, column, column]
 
 
+def read_for_peers(rank, has_loader):
+    def batches():
+        yield PlainBatch(step=3)
+        raise KeyError("text")
+
+    got = []
+    try:
+        loader = batches() if rank == 0 and has_loader else None
+        got.extend(batch.step for batch in broadcast_batches(loader, dist.group.WORLD))
+    except Exception as error:
+        return got, f"{type(error).__name__}: {error}"
+    return got, None
+
+
+def test_peers_hear_of_a_loader_that_raises_or_is_missing():
+    reader, *others = run_ranks(read_for_peers, 3, True)
+    assert reader == ([3], "KeyError: 'text'")
+    told = "RuntimeError: global rank 0, which reads for its peers, failed: KeyError: 'text'"
+    assert others == [([3], told)] * 2
+    reader, *others = run_ranks(read_for_peers, 3, False)
+    missing = "ValueError: global rank 0 is the first of its peers and must pass the loader."
+    assert reader == ([], missing)
+    assert others == [([], f"RuntimeError: global rank 0, which reads for its peers, failed: {missing}")] * 2
+
+
 def test_a_single_rank_needs_no_groups():
     groups = runtime.ContextGroups(Topology(ranks=1))
     assert groups.attach(PlainBatch()).cp_group is None

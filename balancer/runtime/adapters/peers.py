@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -22,18 +23,45 @@ def broadcast_batches(
         loader: on the first rank of ``group``; None on the others, where it is not looked at.
         group: the peers that share a data rank.
         groups: this process's own context-parallel groups; a process group cannot travel with a batch.
+
+    Raises:
+        ValueError: on the first rank, without a loader.
+        Exception: on the first rank, what its loader raises.
+        RuntimeError: on the others in both cases: names the rank and says what it raised.
     """
     source = dist.get_process_group_ranks(group)[0]
-    mine = dist.get_rank() == source
-    if mine and loader is None:
-        raise ValueError(f"global rank {source} is the first of its peers and must pass the loader.")
-    batches = iter(loader) if mine and loader is not None else iter(())
+    if dist.get_rank() != source:
+        yield from _heard(source, group, groups)
+        return
+    try:
+        if loader is None:
+            raise ValueError(f"global rank {source} is the first of its peers and must pass the loader.")
+        for batch in loader:
+            _tell((batch, ""), source, group)
+            yield batch
+    except Exception as error:
+        with suppress(
+            Exception
+        ):  # peers wait for a batch, if they are there: what they do not hear keeps them
+            _tell((None, f"{type(error).__name__}: {error}"), source, group)
+        raise
+    _tell((None, ""), source, group)
+
+
+def _tell(parcel: tuple[Any, str], source: int, group: Any) -> tuple[Any, str]:
+    parcels: list[Any] = [parcel]
+    dist.broadcast_object_list(parcels, src=source, group=group)
+    told: tuple[Any, str] = parcels[0]
+    return told
+
+
+def _heard(source: int, group: Any, groups: ContextGroups | None) -> Iterator[Any]:
     while True:
-        parcel = [next(batches, None)]
-        dist.broadcast_object_list(parcel, src=source, group=group)
-        if parcel[0] is None:
+        batch, failure = _tell((None, ""), source, group)
+        if failure:
+            raise RuntimeError(f"global rank {source}, which reads for its peers, failed: {failure}")
+        if batch is None:
             return
-        batch = parcel[0]
-        if groups is not None and not mine:
+        if groups is not None:
             groups.attach(batch)
         yield batch
