@@ -97,7 +97,7 @@ def duration() -> str:
     rows = read("all")
     parts = ", ".join(f"{row['name']} {float(row['seconds']):.0f} s" for row in rows)
     minutes = sum(float(row["seconds"]) for row in rows) / 60
-    return paragraphs(f"The last run of `all` took {minutes:.0f} minutes on 2 cores ({parts}).", APART)
+    return paragraphs(f"Its parts last took {minutes:.0f} minutes together, on 2 cores ({parts}).", APART)
 
 
 def gain_section() -> str:
