@@ -304,7 +304,7 @@ def test_the_reference_has_every_public_name(package: str) -> None:
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs evenload[docs]")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert built.returncode == 0, built.stderr
     written = {path.stem for path in tmp_path.glob("*.html")}
     assert {Path(page).stem for page in PAGES if page.startswith("docs/")} <= written

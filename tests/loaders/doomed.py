@@ -1,6 +1,6 @@
 """A training loop to be interrupted or killed: ``python -m tests.loaders.doomed READS CONTEXT``.
 
-Prints its own process id and those of its workers once the first batch has come.
+Prints its own process id and those of its workers once a batch of each has come.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main():
             collate_fn=stacked if how == "tensors" else None,
         )
     )
-    next(batches)
+    next(batches), next(batches)
     print(os.getpid(), *(worker.pid for worker in batches._reading._workers), flush=True)
     if how == "unread":
         time.sleep(1000)

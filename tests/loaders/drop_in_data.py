@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import random
 import signal
@@ -171,6 +172,23 @@ class Slow(Dataset):
     def __getitem__(self, row):
         if row in self.rows:
             time.sleep(self.seconds)
+        return row
+
+
+class Held(Dataset):
+    """Row 0 is not there before row 5, which another of two workers reads meanwhile."""
+
+    def __init__(self):
+        self.reached = multiprocessing.Event()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, row):
+        if row == 0:
+            assert self.reached.wait(300)
+        if row == 5:
+            self.reached.set()
         return row
 
 

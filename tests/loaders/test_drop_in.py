@@ -712,7 +712,7 @@ def test_persistent_workers_after_a_loop_that_was_left_early():
 @pytest.mark.slow
 def test_out_of_order_batches_come_first_and_all_come():
     def run(kind):
-        loader = kind(data.Slow(2), num_workers=2, in_order=False)
+        loader = kind(data.Held(), num_workers=2, in_order=False)
         found = [int(batch) for batch in loader]
         return sorted(found), found[0] != 0, loader.in_order
 
@@ -739,10 +739,11 @@ def test_workers_end_with_their_iterator(persistent):
         workers = batches._workers
         del batches, loader
         for worker in workers:
-            worker.join(30)
-        return [worker.exitcode for worker in workers]
+            worker.join(300)
+        # torch ends those that take longer than 5 s
+        return [worker.exitcode in (0, -signal.SIGTERM) for worker in workers]
 
-    assert same(run) == ("gave", plain([0, 0]))
+    assert same(run) == ("gave", plain([True, True]))
 
 
 @pytest.mark.slow

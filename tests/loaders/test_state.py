@@ -263,7 +263,7 @@ def test_a_dropped_iteration_ends_its_planning_thread_and_its_workers():
     assert planning() - others
     workers = list(batches._reading._workers)
     del batches
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         if not planning() - others and not any(worker.is_alive() for worker in workers):
             return

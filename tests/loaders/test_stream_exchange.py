@@ -427,7 +427,7 @@ def _all_that_fails(rank):
 
 @pytest.fixture(scope="module")
 def failures():
-    return run_ranks(_all_that_fails, 2, timeout_s=60.0)
+    return run_ranks(_all_that_fails, 2)
 
 
 @pytest.mark.parametrize("how", ["window", "exchange"])
@@ -465,7 +465,7 @@ def _one_rank_leaves(rank):
 
 @pytest.mark.slow
 def test_a_rank_that_dies_is_named_by_the_others():
-    outcomes = run_ranks_anyway(_one_rank_leaves, 3, timeout_s=60.0)
+    outcomes = run_ranks_anyway(_one_rank_leaves, 3)
     assert outcomes[1].exitcode == 7
     for rank in (0, 2):
         assert f"data ranks [1] did not answer to rank {rank}" in outcomes[rank].error

@@ -72,7 +72,7 @@ def streaming(stream, rank, ranks, host, size, degrees, drop_last):
 def play(streams, *arguments, states=None, until=None):
     """By rank: the batches, told by step, up to the end or to step ``until``, and the states behind each."""
     ranks = len(streams)
-    board, barrier = [None] * ranks, threading.Barrier(ranks, timeout=30)
+    board, barrier = [None] * ranks, threading.Barrier(ranks, timeout=300)
 
     def run(rank):
         loader = streaming(streams[rank], rank, ranks, PlayedHost(rank, ranks, board, barrier), *arguments)

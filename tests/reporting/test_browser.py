@@ -64,7 +64,7 @@ def open_page(path: Path, width: int, scheme: int) -> tuple[str, list[str]]:
             f"--blink-settings=preferredColorScheme={scheme}",
             f"file://{path}",
         ],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
