@@ -2,7 +2,8 @@
 
 Two stages, so that little travels between processes: a worker reads tokens (`Packed`, token ids in the
 source's own width); the training process lays out labels, positions and borders from them (`to_batch`).
-Sending finished int64 tensors instead would move nine times the bytes.
+Tokens travel in memory that both share (`loaders.workers.slots`). Finished int64 tensors would be nine times
+the bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from loaders.batches.batch import Batch, Place
 from loaders.batches.labels import IGNORED
 from loaders.batches.recycle import BATCHES
 from loaders.faults import Fault
+from loaders.workers.slots import parcel
 
 DUMMY_TOKEN = 0
 """Id of an idle rank's only token, and of padding; any model has it."""
@@ -61,6 +63,12 @@ class Packed:
     faults: tuple[Fault, ...] = ()
     """Samples that could not be read, for the loader to count and write down."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What a worker sends: tokens and labels travel by themselves, in shared memory if possible."""
+        arrays = [self.tokens] if self.labels is None else [self.tokens, self.labels]
+        rest = {name: getattr(self, name) for name in _REST}
+        return _unpacked, (parcel(arrays), rest)
+
     def pin_memory(self, device: Any = None) -> Batch:
         """Called in torch's pinning thread, which so does the laying out as well."""
         return self.to_batch().pin_memory(device)
@@ -92,6 +100,13 @@ class Packed:
         if self.faults:
             batch.faults = self.faults
         return batch
+
+
+_REST = tuple(name for name in Packed.__slots__ if name not in ("tokens", "labels"))
+
+
+def _unpacked(arrays: Sequence[NDArray[np.integer[Any]]], rest: Mapping[str, Any]) -> Packed:
+    return Packed(tokens=arrays[0], labels=arrays[1] if len(arrays) > 1 else None, **rest)
 
 
 def lay_out(

@@ -21,8 +21,11 @@ from loaders.batches.shares import Share
 from loaders.sources.base import Source
 from loaders.workers.faults import WorkerError, cannot_start, died, pids_in, timed_out
 from loaders.workers.slate import Slate, current
+from loaders.workers.slots import Slots, open_slots
 from loaders.workers.start import Desk, WorkerStart, own_folder
 
+TOKEN_BYTES = 12
+"""A token in a slot: its id in 4 bytes, and a label in 8."""
 GRACE_S = 2.0
 """Workers that are still reading are given so long at the end of an iteration; torch gives 5 s to each."""
 
@@ -38,6 +41,13 @@ class Noted(Dataset[Packed]):
         """By the numbers that shares use."""
         sources: Sequence[Source] = self.reader.sources
         return sources
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the largest micro-batch; 0 where that is not known."""
+        reader = getattr(self.reader, "language", self.reader)
+        capacity: int = getattr(reader, "capacity", 0)
+        return capacity
 
     def __getitem__(self, share: Share) -> Packed:
         slate = current()
@@ -61,10 +71,11 @@ class ReadingLoader(torch.utils.data.DataLoader[Any]):
         sources = getattr(self.dataset, "sources", ())
         try:
             desks = context.RawArray(Desk, self.num_workers)
-            self.worker_init_fn = WorkerStart(desks, sources, theirs, folder)
+            slots = self._slots()
+            self.worker_init_fn = WorkerStart(desks, sources, theirs, folder, slots)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Got pickle error")  # it is told below, with a name
-                return ReadingIterator(self, desks, sources)
+                return ReadingIterator(self, desks, sources, slots)
         except Exception as error:
             arguments = {
                 **{f"the source {source.name}": source for source in sources},
@@ -79,13 +90,21 @@ class ReadingLoader(torch.utils.data.DataLoader[Any]):
         finally:
             self.worker_init_fn = theirs
 
+    def _slots(self) -> Slots | None:
+        """One for each batch that a worker may have read, and for the one that is being laid out."""
+        most_tokens: int = getattr(self.dataset, "capacity", 0)
+        return open_slots(self.num_workers, (self.prefetch_factor or 2) + 1, most_tokens * TOKEN_BYTES)
+
 
 class ReadingIterator(dataloader._MultiProcessingDataLoaderIter):
     """Torch's iterator over worker processes, whose errors say what was being read."""
 
-    def __init__(self, loader: ReadingLoader, desks: Any, sources: Sequence[Source]) -> None:
+    def __init__(
+        self, loader: ReadingLoader, desks: Any, sources: Sequence[Source], slots: Slots | None
+    ) -> None:
         self._shutdown = True  # what torch's destructor looks at if this fails half-way
         self.desks = desks
+        self.slots = slots  # messages of workers only name them
         self.slates = [Slate(desk.cells, sources) for desk in desks]
         super().__init__(loader)
         RUNNING.add(self)

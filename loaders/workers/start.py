@@ -1,6 +1,7 @@
 """What a reading worker sets up for itself before the user's own ``worker_init_fn``.
 
 - It notes what it reads on a slate that the training process can see.
+- It sends the tokens of its batches through memory that it shares with the training process.
 - It leaves Ctrl-C to the training process, which then ends it; so no worker prints a traceback of its own.
 - It ends with the training process, also when that was killed: a thread looks for it every second. Torch's
   own check comes between batches only, and a worker that is writing to a pipe which nobody reads stays.
@@ -27,6 +28,7 @@ import torch.utils.data
 
 from loaders.sources.base import Source
 from loaders.workers.slate import FIELDS, Slate, write_on
+from loaders.workers.slots import Slots, write_to
 
 LOOK_S = 1.0
 """How long a worker may outlive the training process."""
@@ -50,6 +52,7 @@ class WorkerStart:
         sources: by the numbers that shares use.
         then: the user's own ``worker_init_fn``.
         folder: `own_folder` of the training process.
+        slots: memory for the workers' batches; ``None``: they go through the pipe.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class WorkerStart:
         sources: Sequence[Source],
         then: Callable[[int], None] | None,
         folder: str | None,
+        slots: Slots | None = None,
     ) -> None:
         self.desks = desks
         self.sources = sources
         self.then = then
         self.folder = folder
+        self.slots = slots
 
     def __call__(self, worker: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -72,6 +77,7 @@ class WorkerStart:
         watch.start()
         desk = self.desks[worker]
         write_on(Slate(desk.cells, self.sources))
+        write_to(self.slots, worker)
         _leave_words(desk)
         _stay_silent_when_left()
         if self.then is not None:
