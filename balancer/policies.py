@@ -7,18 +7,21 @@ list is cut into micro-batches by first fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from balancer._kernels import place
+from balancer._kernels import place, sums
 from balancer._kernels.differencing import largest_differencing
 from balancer._kernels.order import group_by
 from balancer.planning import alone, fewer, nested, search, waves
 from balancer.planning.best import Best, shorter
+from balancer.planning.blocks import make_blocks
 from balancer.planning.ladder import ladder_of
-from balancer.planning.layout import Layout
+from balancer.planning.layout import SPEED_UNIT, Layout
 from balancer.planning.problem import Ints, Problem, padded
 
 Policy = Callable[[Problem], Layout]
@@ -37,6 +40,9 @@ LARGE, LARGE_STEP = 32_768, 8192
 """Samples above which a gap is left as it is: where ranks meet in slots, a pipeline's too, and once a step.
 Tries take some 20 to 60 ms for 16,384 samples; once a step, a plan of those takes 5 ms, and its gap of a few
 per cent is mostly the bound's."""
+
+EXACT = 1 - 1e-12
+"""A bound that was summed in floats is as far below what it says at most."""
 
 DIFFERENCES = 1 << 19
 """Samples x groups up to which largest differencing is compared: at most 4 ms. Above, it gains nothing over
@@ -88,8 +94,9 @@ def _plain(problem: Problem, best: Best | None, bound_ns: int) -> Best | None:
     """``best``, or a division at one degree, if it is shorter.
 
     Up to `search.MOST_SAMPLES` all policies are compared whatever the gap is, so that none is ever faster.
-    Otherwise the comparison is half of the time of 512 samples on 8 ranks. Samples dealt in table order are
-    left out above `waves.MANY`: with so many they cost 9 % or more in every setting that was simulated.
+    Samples dealt in table order are left out above `waves.MANY`: with so many they cost 9 % or more in every
+    setting that was simulated. What a bound proves to be no shorter is not cut into micro-batches: 1,564 of
+    2,456 divisions in 388 steps of eight mixes.
     """
     few = len(problem) * problem.ranks <= FEW
     tiny = len(problem) <= search.MOST_SAMPLES
@@ -103,9 +110,11 @@ def _plain(problem: Problem, best: Best | None, bound_ns: int) -> Best | None:
                 policies += [equal_samples, padded_batches]
             if len(problem) * problem.ranks // degree <= DIFFERENCES:
                 policies.append(karmarkar_karp)
-            best = shorter(problem, best, (policy(part) for policy in policies))
+            for policy in policies:
+                best = shorter(problem, best, [policy.shorter_than(part, best)])
     elif few and _open(problem, best, bound_ns, waves.CLOSE) and _any_holds_all(problem):
-        best = shorter(problem, best, [static_cp(problem), karmarkar_karp(problem)])
+        for policy in (static_cp, karmarkar_karp):
+            best = shorter(problem, best, [policy.shorter_than(problem, best)])
     return best
 
 
@@ -113,48 +122,20 @@ def _any_holds_all(problem: Problem) -> bool:
     return any(_holds_all(problem, degree) for degree in problem.cp_degrees)
 
 
-def _least_ns(problem: Problem, degree: int) -> int:
-    """A bound for plans at that degree alone: its work, spread evenly. 0 where ranks differ in speed."""
+def _least_ns(problem: Problem, degree: int) -> float:
+    """A bound for plans at that degree alone: work and fixed costs spread evenly, and the longest sample."""
     if problem.topology.speed is not None:
-        return 0
-    return int(problem.work_ns(degree).sum(dtype=np.float64)) // problem.topology.group_starts(degree).size
-
-
-def padded_batches(problem: Problem) -> Layout:
-    """Samples dealt round in table order, micro-batches padded to their longest: no packing."""
-    return _cut(problem, _dealt(problem), in_table_order=True, to_longest=True)
-
-
-def equal_samples(problem: Problem) -> Layout:
-    """Samples dealt round in table order, as a distributed sampler does, then packed."""
-    return _cut(problem, _dealt(problem), in_table_order=True)
-
-
-def equal_tokens(problem: Problem) -> Layout:
-    """Each sample, longest first, to the unit with the fewest tokens."""
-    return _cut(problem, _lightest(problem, problem.num_tokens))
-
-
-def sum_of_squares(problem: Problem) -> Layout:
-    """The same by squared length: attention alone, as if the linear part cost nothing."""
-    # Scaled to 31 bits, so that the sums of 2**31 samples fit 64.
-    longest = int(problem.num_tokens[0])
-    shift = max(0, 2 * longest.bit_length() - 31)
-    squares = (problem.num_tokens.astype(np.float64) ** 2 / (1 << shift)).astype(np.int64)
-    return _cut(problem, _lightest(problem, squares))
-
-
-def karmarkar_karp(problem: Problem) -> Layout:
-    """Largest differencing on predicted time, free counts."""
-    degree = _one_degree(problem)
-    units = problem.topology.group_starts(degree).size
-    bits = max(1, (len(problem) - 1).bit_length())
-    return _cut(problem, largest_differencing(problem.work_ns(degree), units, bits))
-
-
-def static_cp(problem: Problem) -> Layout:
-    """Each sample, longest first, to the unit with the least predicted time: balanced, at one degree."""
-    return _cut(problem, _lightest(problem, problem.work_ns(_one_degree(problem))))
+        return 0.0
+    groups = problem.topology.group_starts(degree).size
+    work, fixed = problem.work_ns(degree), problem.fixed_ns(degree)
+    batches = -(-int(padded(problem.num_tokens, degree).sum()) // problem.group_room(degree)) / groups
+    if problem.sync == "micro_batch":
+        batches = float(math.ceil(batches))
+    mean, later = float(work.sum()) / groups + fixed * batches, problem.topology.pipeline_stages - 1
+    longest = float(work.max()) + fixed
+    if problem.sync == "micro_batch":
+        return (mean + later * longest) * EXACT
+    return max(mean, (1 + later) * longest) * EXACT
 
 
 def _holds_all(problem: Problem, degree: int) -> bool:
@@ -178,6 +159,61 @@ def _one_degree(problem: Problem) -> int:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtOneDegree:
+    """A policy of one degree: samples to its groups, each one's list cut into micro-batches by first fit."""
+
+    unit_of: Callable[[Problem], Ints]
+    """[S] group of each sample."""
+    in_table_order: bool = False
+    """Whether lists are cut in the order of the table, not longest first."""
+    to_longest: bool = False
+    """Whether micro-batches are padded to their longest sample: no packing."""
+
+    def __call__(self, problem: Problem) -> Layout:
+        """The policy's layout. Raises ValueError where no degree holds all samples."""
+        return self._cut(problem, self.unit_of(problem))
+
+    def shorter_than(self, problem: Problem, best: Best | None) -> Layout | None:
+        """The same, or None where one group's samples alone take as long as ``best``."""
+        unit_of = self.unit_of(problem)
+        if best is not None and _latest_ns(problem, unit_of) >= best.time_ns:
+            return None
+        return self._cut(problem, unit_of)
+
+    def _cut(self, problem: Problem, unit_of: Ints) -> Layout:
+        degree = _one_degree(problem)
+        starts, room, _ = _units(problem, degree)
+        sequence = np.argsort(problem.rows) if self.in_table_order else np.arange(len(problem))
+        order, offsets = group_by(unit_of[sequence], starts.size)
+        cut = place.next_fit_padded if self.to_longest else place.first_fit
+        grouped, bounds, unit = cut(padded(problem.num_tokens, degree), sequence[order], offsets, room)
+        return Layout(
+            first_rank=starts[unit],
+            cp_degree=np.full(unit.size, degree),
+            order=grouped,
+            offsets=bounds,
+            to_longest=self.to_longest,
+        )
+
+
+def _units(problem: Problem, degree: int) -> tuple[Ints, Ints, Ints]:
+    """([U] first ranks, [U] tokens of a micro-batch, [U] slowness) of the groups of ``degree`` ranks."""
+    blocks = make_blocks(problem if problem.cp_degrees == (degree,) else problem.with_degrees((degree,)))
+    return blocks.starts, blocks.room, blocks.pace
+
+
+def _latest_ns(problem: Problem, unit_of: Ints) -> float:
+    """What the busiest group computes at least."""
+    degree = _one_degree(problem)
+    _, room, pace = _units(problem, degree)
+    latest: float = sums.latest_unit(
+        unit_of, problem.work_ns(degree), padded(problem.num_tokens, degree), room, pace, SPEED_UNIT,
+        problem.fixed_ns(degree), problem.topology.pipeline_stages - 1,
+    )  # fmt: skip
+    return latest * EXACT
+
+
 def _dealt(problem: Problem) -> Ints:
     return problem.rows % problem.topology.group_starts(_one_degree(problem)).size
 
@@ -188,24 +224,39 @@ def _lightest(problem: Problem, weight: Ints) -> Ints:
     return units
 
 
-def _cut(
-    problem: Problem, unit_of: Ints, *, in_table_order: bool = False, to_longest: bool = False
-) -> Layout:
-    """Micro-batches of the samples that each unit was given."""
+def _by_squares(problem: Problem) -> Ints:
+    # Scaled to 31 bits, so that the sums of 2**31 samples fit 64.
+    longest = int(problem.num_tokens[0])
+    shift = max(0, 2 * longest.bit_length() - 31)
+    squares = (problem.num_tokens.astype(np.float64) ** 2 / (1 << shift)).astype(np.int64)
+    return _lightest(problem, squares)
+
+
+def _by_differences(problem: Problem) -> Ints:
     degree = _one_degree(problem)
-    starts = problem.topology.group_starts(degree)
-    sequence = np.argsort(problem.rows) if in_table_order else np.arange(len(problem))
-    order, offsets = group_by(unit_of[sequence], starts.size)
-    room = degree * problem.max_tokens[starts[:, None] + np.arange(degree)].min(axis=1)
-    cut = place.next_fit_padded if to_longest else place.first_fit
-    grouped, bounds, unit = cut(padded(problem.num_tokens, degree), sequence[order], offsets, room)
-    return Layout(
-        first_rank=starts[unit],
-        cp_degree=np.full(unit.size, degree),
-        order=grouped,
-        offsets=bounds,
-        to_longest=to_longest,
-    )
+    units = problem.topology.group_starts(degree).size
+    bits = max(1, (len(problem) - 1).bit_length())
+    unit_of: Ints = largest_differencing(problem.work_ns(degree), units, bits)
+    return unit_of
+
+
+padded_batches = AtOneDegree(unit_of=_dealt, in_table_order=True, to_longest=True)
+"""Samples dealt round in table order, micro-batches padded to their longest: no packing."""
+
+equal_samples = AtOneDegree(unit_of=_dealt, in_table_order=True)
+"""Samples dealt round in table order, as a distributed sampler does, then packed."""
+
+equal_tokens = AtOneDegree(unit_of=lambda problem: _lightest(problem, problem.num_tokens))
+"""Each sample, longest first, to the unit with the fewest tokens."""
+
+sum_of_squares = AtOneDegree(unit_of=_by_squares)
+"""The same by squared length: attention alone, as if the linear part cost nothing."""
+
+karmarkar_karp = AtOneDegree(unit_of=_by_differences)
+"""Largest differencing on predicted time, free counts."""
+
+static_cp = AtOneDegree(unit_of=lambda problem: _lightest(problem, problem.work_ns(_one_degree(problem))))
+"""Each sample, longest first, to the unit with the least predicted time: balanced, at one degree."""
 
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(

@@ -61,6 +61,22 @@ def degree_ranges(guess, spent, fixed, stages, speed, memory, base, time, lo):
 
 
 @kernel
+def clamp_ranges(lo, longest, memory, short):
+    """The ranges for a plan: what ends nowhere in time goes widest, short samples stay narrow. In place.
+
+    longest: number of samples whose times on larger degrees are known; short: [D] first one too short.
+    """
+    lo[lo.size - 1] = 0
+    lo[0] = min(lo[0], longest)
+    for j in range(1, lo.size):
+        lo[j - 1] = max(min(lo[j - 1], short[j]), memory[j - 1])
+        if j > 1:
+            # Under unequal memory a rank may hold more than any two neighbours.
+            lo[j - 1] = min(lo[j - 1], lo[j - 2])
+        lo[j] = min(lo[j], lo[j - 1])
+
+
+@kernel
 def least_guess(
     start, spent, fixed, stages, speed, memory, base, base_sums, time, area, slack,
     power, ranks, cheapest, least_batches, most_batches, equal_power,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer._kernels.bound import degree_ranges
+from balancer._kernels.bound import clamp_ranges, degree_ranges
 from balancer._kernels.heap import heapify, sift_down
 from balancer._kernels.pace import at_pace
 from packing._jit import kernel
@@ -90,14 +90,7 @@ def choose_degrees(
     while attempt <= guesses.size:
         index = attempt if attempt < guesses.size else best
         degree_ranges(guesses[index], spent, fixed, 1, speed, memory, base, time, lo)
-        lo[degrees.size - 1] = 0
-        lo[0] = min(lo[0], node.size)
-        for j in range(1, degrees.size):
-            lo[j - 1] = max(min(lo[j - 1], short[j]), memory[j - 1])
-            if j > 1:
-                # Under unequal memory a rank may hold more than any two neighbours.
-                lo[j - 1] = min(lo[j - 1], lo[j - 2])
-            lo[j] = min(lo[j], lo[j - 1])
+        clamp_ranges(lo, node.size, memory, short)
         highest = place_wide(
             lo, tokens, time, degrees, fixed, starts, bounds, room, pace, unit, bits, load, node
         )

@@ -58,6 +58,14 @@ def first_fit(tokens, order, offsets, capacity):
         for i in range(lo, hi):
             total += tokens[order[i]]
             least = min(least, tokens[order[i]])
+        if 2 * least > room:
+            # One bin each: a third of the time of 25,000 samples of half a group.
+            for i in range(lo, hi):
+                grouped[i] = order[i]
+                bounds[found + 1] = i + 1
+                list_of[found] = g
+                found += 1
+            continue
         # Any two neighbouring bins of a first fit together exceed the capacity.
         most = min(hi - lo, 2 * (total // room) + 2)
         leaves = 1

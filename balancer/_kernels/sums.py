@@ -9,6 +9,73 @@ from packing._jit import kernel
 
 
 @kernel
+def latest_unit(unit_of, work, tokens, room, pace, unit, fixed, later):
+    """Nanoseconds that the busiest unit computes at least, however its samples are cut into micro-batches.
+
+    work, tokens: [S]; room, pace: [U]; ``later`` stages run its largest micro-batch once more.
+    """
+    units = room.size
+    busy = np.zeros(units)
+    longest = np.zeros(units)
+    held = np.zeros(units, np.int64)
+    for i in range(unit_of.size):
+        u = unit_of[i]
+        busy[u] += work[i]
+        longest[u] = max(longest[u], float(work[i]))
+        held[u] += tokens[i]
+    latest = 0.0
+    for u in range(units):
+        batches = (held[u] + room[u] - 1) // room[u]
+        if batches > 0:
+            nominal = busy[u] + float(fixed) * batches
+            latest = max(latest, (nominal + later * (longest[u] + fixed)) / unit * pace[u])
+    return latest
+
+
+@kernel
+def by_level(offsets, level, levels):
+    """(positions of the samples by level of their micro-batch, [levels + 1] bounds), stable."""
+    bounds = np.zeros(levels + 1, np.int64)
+    for m in range(level.size):
+        bounds[level[m] + 1] += offsets[m + 1] - offsets[m]
+    for j in range(levels):
+        bounds[j + 1] += bounds[j]
+    at = bounds[:levels].copy()
+    positions = np.empty(bounds[levels], np.int64)
+    for m in range(level.size):
+        j = level[m]
+        for i in range(offsets[m], offsets[m + 1]):
+            positions[at[j]] = i
+            at[j] += 1
+    return positions, bounds
+
+
+@kernel
+def batch_sums(work, order, offsets, cp_degree, tokens, to_longest):
+    """([M] nanoseconds, [M] tokens with padding) of the micro-batches, without their fixed costs.
+
+    work: [S] nanoseconds in layout order; tokens: [S] of each sample; to_longest: whether all samples of a
+    micro-batch count as its longest.
+    """
+    batches = cp_degree.size
+    cost = np.zeros(batches, np.int64)
+    held = np.zeros(batches, np.int64)
+    for m in range(batches):
+        pieces = 2 * cp_degree[m] if cp_degree[m] > 1 else 1
+        longest, most = np.int64(0), np.int64(0)
+        for i in range(offsets[m], offsets[m + 1]):
+            need = (tokens[order[i]] + pieces - 1) // pieces * pieces
+            cost[m] += work[i]
+            held[m] += need
+            longest = max(longest, need)
+            most = max(most, work[i])
+        if to_longest:
+            cost[m] = most * (offsets[m + 1] - offsets[m])
+            held[m] = longest * (offsets[m + 1] - offsets[m])
+    return cost, held
+
+
+@kernel
 def reorder(rows, order, offsets, by_slot):
     """(rows of the samples, offsets) with the micro-batches in the order ``by_slot``."""
     new_order = np.empty(order.size, np.int64)

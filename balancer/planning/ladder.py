@@ -86,18 +86,13 @@ class Ladder:
             total += row[lo[j]] - row[lo[j + 1]]
         return total
 
-    def clamped_ranges(self, problem: Problem, guess: float) -> Ints:
-        """[D] the same for a plan: what ends nowhere in time goes widest, short samples stay narrow."""
+    def clamped_ranges(self, guess: float, short: Ints) -> Ints:
+        """[D] the same for a plan: what ends nowhere in time goes widest, short samples stay narrow.
+
+        short: [D] first sample too short for each degree.
+        """
         lo, _ = self.ranges(guess)
-        lo[-1] = 0
-        lo[0] = min(lo[0], self.time_ns.shape[1])
-        short = problem.first_too_short()
-        for j in range(1, lo.size):
-            lo[j - 1] = max(min(lo[j - 1], short[j]), self.memory[j - 1])
-            if j > 1:
-                # Under unequal memory a rank may hold more than any two neighbours.
-                lo[j - 1] = min(lo[j - 1], lo[j - 2])
-            lo[j] = min(lo[j], lo[j - 1])
+        bound.clamp_ranges(lo, self.time_ns.shape[1], self.memory, short)
         return lo
 
 

@@ -13,7 +13,7 @@ from balancer._kernels.order import group_by
 from balancer._kernels.waves import finish_times
 from balancer.plan import MicroBatches, StepPlan
 from balancer.planning.longest import LONGEST_NS, too_long
-from balancer.planning.problem import Ints, Problem, padded
+from balancer.planning.problem import Ints, Problem
 
 SPEED_UNIT = 1 << 16
 """Parts of a nominal nanosecond in which slowness is counted, so that times stay integers."""
@@ -60,54 +60,53 @@ def empty_layout() -> Layout:
 
 def slowness(problem: Problem) -> Ints:
     """[R] parts of `SPEED_UNIT` that one nominal nanosecond takes, rounded up."""
-    speed = problem.topology.speed
-    if speed is None:
-        return np.full(problem.ranks, SPEED_UNIT, np.int64)
-    return np.ceil(SPEED_UNIT / speed).astype(np.int64)
+    if "slowness" not in problem._cache:
+        speed = problem.topology.speed
+        equal = np.full(problem.ranks, SPEED_UNIT, np.int64)
+        problem._cache["slowness"] = equal if speed is None else np.ceil(SPEED_UNIT / speed).astype(np.int64)
+    slow: Ints = problem._cache["slowness"]
+    return slow
 
 
 def batch_columns(problem: Problem, layout: Layout) -> tuple[Ints, Ints]:
     """([M] nanoseconds on each rank at nominal speed, [M] tokens with padding) of the micro-batches."""
     if layout.first_rank.size == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    counts = np.bincount(layout.cp_degree)
-    degrees = np.flatnonzero(counts)
-    common = int(degrees[np.argmax(counts[degrees])])
-    work = problem.work_ns(common)[layout.order]
-    tokens = problem.num_tokens[layout.order]
-    fixed = np.full(layout.first_rank.size, problem.fixed_ns(common))
-    if common > 1:
-        tokens = padded(tokens, common)
-    if degrees.size > 1:
-        degree_of = np.repeat(layout.cp_degree, np.diff(layout.offsets))
-        others = np.flatnonzero(degree_of != common)
-        for degree in degrees[degrees != common].tolist():
-            mine = others[degree_of[others] == degree]
-            lengths = problem.num_tokens[layout.order[mine]]
-            work[mine] = problem.work_ns_of((degree,), layout.order[mine])[0]
-            tokens[mine] = padded(lengths, degree)
-            fixed[layout.cp_degree == degree] = problem.fixed_ns(degree)
+    degrees = np.flatnonzero(np.bincount(layout.cp_degree))
+    work = _work_in_order(problem, layout, degrees)
     _check_sums(layout, work)
-    return _batch_sums(layout, work) + fixed, _batch_sums(layout, tokens)
+    cost, tokens = sums.batch_sums(
+        work, layout.order, layout.offsets, layout.cp_degree, problem.num_tokens, layout.to_longest
+    )
+    fixed = np.array([problem.fixed_ns(degree) for degree in degrees.tolist()], np.int64)
+    cost += fixed[np.searchsorted(degrees, layout.cp_degree)]
+    return cost, tokens
+
+
+def _work_in_order(problem: Problem, layout: Layout, degrees: Ints) -> Ints:
+    """[S] nanoseconds of each sample at the degree of its micro-batch, in layout order."""
+    if degrees.size == 1:
+        alone: Ints = problem.work_ns(int(degrees[0]))[layout.order]
+        return alone
+    level = np.searchsorted(degrees, layout.cp_degree)
+    positions, bounds = sums.by_level(layout.offsets, level, degrees.size)
+    work = np.empty(layout.order.size, np.int64)
+    for degree, lo, hi in zip(degrees.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        here = positions[lo:hi]
+        work[here] = problem.work_ns_of((degree,), layout.order[here])[0]
+    return work
 
 
 def _check_sums(layout: Layout, work: Ints) -> None:
     """That no micro-batch's work runs over 64 bits; summed only where the largest ones alone might."""
-    most_samples = int(np.diff(layout.offsets).max())
-    if float(work.max()) * most_samples < LONGEST_NS:
+    counts = np.diff(layout.offsets)
+    if float(work.max()) * int(counts.max()) < LONGEST_NS:
         return
-    if _batch_sums(layout, work.astype(np.float64)).max() >= LONGEST_NS:
-        raise too_long()
-
-
-def _batch_sums(layout: Layout, values: Ints) -> Ints:
-    """[M] sums of a column in layout order, or the longest sample's value times the number of samples."""
-    first = layout.offsets[:-1]
+    total = np.add.reduceat(work.astype(np.float64), layout.offsets[:-1])
     if layout.to_longest:
-        largest: Ints = np.maximum.reduceat(values, first) * np.diff(layout.offsets)
-        return largest
-    total: Ints = np.add.reduceat(values, first)
-    return total
+        total = np.maximum.reduceat(work, layout.offsets[:-1]).astype(np.float64) * counts
+    if total.max() >= LONGEST_NS:
+        raise too_long()
 
 
 def step_times_ns(
@@ -122,7 +121,10 @@ def step_times_ns(
     if num_slots == 0:
         return rank_time, 0
     if problem.sync == "step":
-        by_slot, _ = group_by(slot, int(slot.max(initial=-1)) + 1)
+        # Without slots of its own a layout is in the order in which every rank runs its micro-batches.
+        by_slot = np.arange(slot.size)
+        if layout.slot is not None:
+            by_slot, _ = group_by(slot, int(slot.max(initial=-1)) + 1)
         ends = finish_times(layout.first_rank, layout.cp_degree, by_slot, cost, pace, SPEED_UNIT)
         return rank_time, int((ends + later_stages * largest).max())
     maxima = sums.slot_maxima(

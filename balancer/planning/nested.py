@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from balancer._kernels import counted, partition, place, riders
 from balancer._kernels import nested as kernels
-from balancer._kernels import partition, place
-from balancer._kernels.fill import fill
 from balancer._kernels.order import group_by
 from balancer._kernels.ride import ride
 from balancer._kernels.sums import rank_sums
@@ -137,9 +136,8 @@ def finish(problem: Problem, ladder: Ladder, blocks: Blocks, wide: Wide) -> Layo
     work = ladder.base_ns[rest]
     tokens = padded(problem.num_tokens[rest], int(ladder.degrees[0]))
     if ladder.fixed_ns[0] > 0 and work.size:
-        filled = fill_counted(work, tokens, load[starts], pace, room, int(ladder.fixed_ns[0]))
-        order, offsets = group_by(filled.bin_of, filled.unit_of_bin.size)
-        unit = filled.unit_of_bin
+        bin_of, unit = fill_counted(work, tokens, load[starts], pace, room, int(ladder.fixed_ns[0]))
+        order, offsets = group_by(bin_of, unit.size)
     else:
         unit_of = _spread(work, tokens, load[starts], pace, room, ladder.lower_bound_ns)
         lists, list_bounds = group_by(unit_of, units)
@@ -184,8 +182,7 @@ def _levels_of(blocks: Blocks, block: Ints) -> Ints:
 def _rank_loads(problem: Problem, ladder: Ladder, blocks: Blocks, cut: Cut) -> Ints:
     """[R] nanoseconds of the wide micro-batches, as they were cut."""
     level = _levels_of(blocks, cut.block)
-    time = ladder.time_ns[np.repeat(level, np.diff(cut.offsets)) - 1, cut.order]
-    cost = np.add.reduceat(time, cut.offsets[:-1]) + ladder.fixed_ns[level]
+    cost = riders.costs(cut.order, cut.offsets, level, ladder.time_ns, ladder.fixed_ns)
     load: Ints
     load, _ = rank_sums(
         blocks.starts[cut.block], blocks.degree[cut.block], cost, slowness(problem), SPEED_UNIT
@@ -203,9 +200,7 @@ def _with_riders(
     """
     level = _levels_of(blocks, cut.block)
     degree = blocks.degree[cut.block]
-    pieces = 2 * np.repeat(degree, np.diff(cut.offsets))
-    used = np.add.reduceat(-(-problem.num_tokens[cut.order] // pieces) * pieces, cut.offsets[:-1])
-    free = blocks.room[cut.block] - used
+    free = riders.room_left(cut.order, cut.offsets, degree, blocks.room[cut.block], problem.num_tokens)
     saved = ladder.fixed_ns[0] * float(ladder.degrees[0]) / float(blocks.room[0])
     # What riding costs is looked at on a sample of middle length, the same for all.
     middle = int(rest[rest.size // 2])
@@ -221,16 +216,9 @@ def _with_riders(
     level = np.where(pays[level], level, -1)
     room = int(free[level >= 0].sum())
     short = problem.first_too_short()[np.flatnonzero(pays)].min(initial=len(problem))
-    able = rest[rest < short]
-    # Two above half the room never share a micro-batch of their own, so that all of these may ride.
-    large = problem.num_tokens[able] * 2 > blocks.room[0]
-    others = able[~large]
-    if room <= 0 or able.size == 0:
+    if room <= 0 or rest[0] >= short:
         return cut, rest
-    # Every k-th of the others, so that short ones of all lengths stay for the ends.
-    share = min(RIDERS, room / max(float(problem.num_tokens[others].sum()), 1.0))
-    picked = np.diff(np.floor(np.arange(others.size + 1) * share)) > 0
-    candidates = np.concatenate([able[large], others[picked]])
+    candidates = riders.candidates(rest[rest < short], problem.num_tokens, blocks.room[0], room, RIDERS)
     end = _fair_end(problem, ladder, load, rest)
     first = blocks.starts[cut.block]
     used_levels = np.unique(level[level >= 0])
@@ -241,21 +229,17 @@ def _with_riders(
         np.where(level >= 0, row, -1), degree, free, np.full(degree.size, int(end)), first, first + degree,
         slowness(problem), SPEED_UNIT, load,
     )  # fmt: skip
-    rides = batch_of >= 0
-    everyone = np.concatenate([cut.order, candidates[rides]])
-    where = np.concatenate([np.repeat(np.arange(degree.size), np.diff(cut.offsets)), batch_of[rides]])
-    order, offsets = group_by(where, degree.size)
-    left = np.ones(len(problem), np.bool_)
-    left[everyone] = False
-    return Cut(block=cut.block, order=everyone[order], offsets=offsets), np.flatnonzero(left)
+    order, offsets, left = riders.join(cut.order, cut.offsets, candidates, batch_of, len(problem))
+    return Cut(block=cut.block, order=order, offsets=offsets), left
 
 
 def _fair_end(problem: Problem, ladder: Ladder, load: Ints, rest: Ints) -> float:
     """When all ranks would end, were the rest spread evenly in full micro-batches."""
-    speed = SPEED_UNIT / slowness(problem)
-    fixed = ladder.fixed_ns[0] * float(problem.num_tokens[rest].sum()) / float(problem.max_tokens.max())
-    rest_ns = float(ladder.base_ns[rest].sum()) * float(ladder.degrees[0])
-    return float(exact_sum(load * speed) + rest_ns + fixed) / exact_sum(speed)
+    end: float = riders.fair_end(
+        load, slowness(problem), SPEED_UNIT, rest, problem.num_tokens, ladder.base_ns, ladder.degrees[0],
+        float(ladder.fixed_ns[0]) / float(problem.max_tokens.max()),
+    )  # fmt: skip
+    return end
 
 
 def _spread(work: Ints, tokens: Ints, load: Ints, pace: Ints, room: Ints, bound: int) -> Ints:
@@ -275,91 +259,18 @@ def _spread(work: Ints, tokens: Ints, load: Ints, pace: Ints, room: Ints, bound:
     return unit_of
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Filled:
-    """Samples in micro-batches. Axes: S = samples, B = micro-batches."""
-
-    bin_of: Ints
-    """[S] micro-batch of each sample."""
-    unit_of_bin: Ints
-    """[B] unit of each micro-batch."""
-    end_ns: float
-    """When the last unit ends."""
-
-
-def fill_counted(work: Ints, tokens: Ints, load: Ints, pace: Ints, room: Ints, fixed: int) -> Filled:
-    """The best of some numbers of micro-batches, when each one costs."""
-    held, total = int(tokens.sum()), int(work.sum())
-    needed = [math.ceil(held * (1 + spare) / room.max()) for spare in SPARES]
+def fill_counted(
+    work: Ints, tokens: Ints, load: Ints, pace: Ints, room: Ints, fixed: int
+) -> tuple[Ints, Ints]:
+    """([S] micro-batch of each sample, [B] unit of each micro-batch), when each micro-batch costs."""
+    held = int(tokens.sum())
+    needed = {math.ceil(held * (1 + spare) / room.max()) for spare in SPARES}
     # Where one micro-batch holds more than a unit's share, the fewest would leave units empty.
-    if needed[0] < ROUNDS * load.size:
-        needed.append(-(-needed[0] // load.size) * load.size)
-    best: Filled | None = None
-    skip = 0.0
-    for batches in sorted(set(needed)):
-        even = even_end(load, pace, total, batches, fixed)
-        # No more micro-batches than these can end earlier than they would evenly.
-        if best is not None and even >= best.end_ns:
-            break
-        if even < skip:
-            continue
-        filled = fill_once(
-            work, tokens, load, pace, room, fixed, share_counts(load, pace, total, batches, fixed)
-        )
-        if best is None or filled.end_ns < best.end_ns:
-            best = filled
-        if work.size > MANY:
-            if skip > 0:
-                break
-            skip = even + (filled.end_ns - even) / SKIPPED
-    assert best is not None
-    return best
-
-
-def even_end(load: Ints, pace: Ints, work: int, batches: int, fixed: int) -> float:
-    """When all units end, were the work and the fixed costs of ``batches`` micro-batches spread evenly."""
-    speed = SPEED_UNIT / pace
-    return float((exact_sum(load * speed) + work + fixed * batches) / exact_sum(speed))
-
-
-def share_counts(load: Ints, pace: Ints, work: int, batches: int, fixed: int) -> Ints:
-    """[U] how many of ``batches`` micro-batches each unit gets, so that all may end together."""
-    speed = SPEED_UNIT / pace
-    mean = work / batches + fixed
-    end = even_end(load, pace, work, batches, fixed)
-    share = np.maximum((end - load) * speed / mean, 0.0)
-    share *= batches / max(exact_sum(share), 1e-9)
-    counts: Ints = np.floor(share).astype(np.int64)
-    missing = batches - int(counts.sum())
-    if missing > 0:
-        counts[np.argsort(-(share - counts), kind="stable")[:missing]] += 1
-    return counts
-
-
-def fill_once(
-    work: Ints, tokens: Ints, load: Ints, pace: Ints, room: Ints, fixed: int, counts: Ints
-) -> Filled:
-    """Fill the micro-batches that each unit was given; what fits nowhere opens more."""
-    units = load.size
-    speed = SPEED_UNIT / pace
-    end = even_end(load, pace, int(work.sum()), int(counts.sum()), fixed)
-    target = ((end - load) * speed).astype(np.int64) - fixed * counts
-    first_bin = np.concatenate([[0], np.cumsum(counts)])
-    sums = np.cumsum(work)
-    dense_until = int(np.searchsorted(sums, DENSE * sums[-1]))
-    unit_of, bin_of = fill(
-        work, tokens, target, counts * room, first_bin, np.repeat(room, counts), pace, dense_until,
-        max(1, (units - 1).bit_length()),
+    fewest = min(needed)
+    if fewest < ROUNDS * load.size:
+        needed.add(-(-fewest // load.size) * load.size)
+    bin_of, unit_of_bin = counted.fill_counted(
+        work, tokens, load, pace, room, SPEED_UNIT, fixed, np.array(sorted(needed)), DENSE,
+        SKIPPED if work.size > MANY else 0.0,
     )  # fmt: skip
-    unit_of_bin = np.repeat(np.arange(units), counts)
-    left = np.flatnonzero(unit_of < 0)
-    if left.size:
-        bin_of[left], extra = place.spill(left, work, tokens, target, pace, room, fixed, unit_of_bin.size)
-        unit_of_bin = np.concatenate([unit_of_bin, extra])
-    used = np.bincount(bin_of, minlength=unit_of_bin.size) > 0
-    unused = np.bincount(unit_of_bin[~used], minlength=units)
-    target += fixed * unused
-    number = np.cumsum(used) - 1
-    return Filled(
-        bin_of=number[bin_of], unit_of_bin=unit_of_bin[used], end_ns=float((end - target / speed).max())
-    )
+    return bin_of, unit_of_bin

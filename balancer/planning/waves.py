@@ -155,7 +155,7 @@ class Slots:
 
     def ranges(self, height: float) -> Ints:
         """[D] first sample of each degree, at a height in parts of the mean."""
-        return self.ground.ladder.clamped_ranges(self.ground.problem, min(height * self.mean_ns, 2.0**60))
+        return self.ground.ladder.clamped_ranges(min(height * self.mean_ns, 2.0**60), self.ground.short)
 
     def build(self, way: Way, ranges: Ints) -> Built | None:
         """A layout, or None where a sample finds no room."""
