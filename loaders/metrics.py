@@ -27,6 +27,10 @@ class Spread:
 
     def add(self, load: NDArray[np.float64]) -> None:
         """load: [R] of one step."""
+        if load.size == 1:
+            only = float(load[0])
+            self.least, self.most, self.mean = self.least + only, self.most + only, self.mean + only
+            return
         self.least += float(load.min())
         self.most += float(load.max())
         self.mean += float(load.mean())
@@ -176,6 +180,8 @@ def unit_load(plan: StepPlan, units: NDArray[np.int64]) -> NDArray[np.float64]:
     """[R] units of one kind that each rank works on; ranks that share a micro-batch share its units
     evenly.
     """
+    if plan.ranks == 1:
+        return np.array([units.sum()], np.float64)
     batches = plan.micro_batches
     sums = np.concatenate(([0], np.cumsum(units[batches.order])))
     of_batch = np.diff(sums[batches.offsets]) / batches.cp_degree  # [M] on each of its ranks

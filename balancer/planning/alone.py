@@ -61,7 +61,7 @@ def make_plan(problem: Problem, layout: Layout, policy: str) -> StepPlan | None:
     batches, begins, fixed = layout.first_rank.size, layout.offsets[:-1], problem.fixed_ns(1)
     cost = np.add.reduceat(problem.work_ns(1)[layout.order], begins) + fixed
     slot = np.arange(batches, dtype=np.int32)
-    num_slots = slots_counted(problem, slot)
+    num_slots = slots_counted(problem, slot.astype(np.int64))
     computed = int(cost.sum())
     dummies = num_slots - batches if problem.sync == "micro_batch" else 0
     time_ns = computed + dummies * fixed
