@@ -19,14 +19,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def cluster():
-    """Nodes that are lost are noticed within two seconds instead of ten."""
+    """Nodes that are lost are noticed within two seconds instead of ten; slow ones are waited for."""
     pytest.importorskip("ray", reason="ray is not installed")
     from ray.cluster_utils import Cluster
 
     quick = {
         "health_check_initial_delay_ms": 500,
         "health_check_period_ms": 500,
-        "health_check_timeout_ms": 500,
+        "health_check_timeout_ms": 20_000,  # of a node that does not answer; one that is gone refuses at once
         "health_check_failure_threshold": 3,
     }
     made = Cluster(

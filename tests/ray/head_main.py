@@ -14,7 +14,9 @@ def main() -> None:
     loader = loader_of(mixture(), 0, 1, engine="ray", cp_degrees=(1,))
     batches = iter(loader)
     next(batches)
-    [head] = [process for process in descendants(os.getpid()) if "gcs_server" in name_of(process).split()[0]]
+    [head] = [
+        process for process in descendants(os.getpid()) if "gcs_server" in name_of(process).partition(" ")[0]
+    ]
     os.kill(head, signal.SIGKILL)
     try:
         while True:

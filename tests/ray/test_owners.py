@@ -84,7 +84,11 @@ def lives(process):
 
 
 def name_of(process):
-    return (Path("/proc") / str(process) / "cmdline").read_text().replace("\0", " ")
+    """Its command line; empty where it has ended."""
+    try:
+        return (Path("/proc") / str(process) / "cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
 
 
 LEFT = []
@@ -113,7 +117,7 @@ def test_two_ranks_share_a_cluster_of_their_own_and_a_kill_leaves_no_process():
         for process in ranks:
             process.kill()
         rest = set(below[starter]) - set(agents)
-        assert within(120, lambda: not any(lives(pid) for pid in rest))
+        assert within(600, lambda: not any(lives(pid) for pid in rest))
         LEFT.extend(agents)
     finally:
         for process in ranks:
@@ -123,7 +127,7 @@ def test_two_ranks_share_a_cluster_of_their_own_and_a_kill_leaves_no_process():
 
 def test_a_process_that_has_ended_does_not_live_though_nobody_has_asked_how():
     process = subprocess.Popen([sys.executable, "-c", ""])
-    assert within(60, lambda: not session._lives(process.pid))
+    assert within(600, lambda: not session._lives(process.pid))
     process.wait()
     assert session._lives(os.getpid())
 
@@ -140,7 +144,7 @@ def test_the_rank_that_started_the_cluster_ends_last():
         other = 1 - starter
         go_on(ranks[other])
         assert read_batches(ranks[other]) == expected(other, 2)[10:]
-        assert [process.wait(300) for process in ranks] == [0, 0]
+        assert [process.wait(900) for process in ranks] == [0, 0]
     finally:
         for process in ranks:
             process.kill()
@@ -162,7 +166,7 @@ def test_a_rank_goes_on_when_the_one_that_owns_the_actors_is_killed_and_nothing_
         go_on(second)
         assert read_batches(second, 20) == expected(1, 2)[10:30]
         second.send_signal(signal.SIGKILL)
-        assert within(180, lambda: not status(cluster.address).actors)
+        assert within(600, lambda: not status(cluster.address).actors)
         names = [one for one in list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE]
         assert names == []
     finally:
@@ -200,17 +204,17 @@ def test_status_and_timeline_tell_what_was_done(address, tmp_path):
 
 def test_a_full_object_store_is_told():
     command = [sys.executable, "-m", "tests.ray.store_main"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900, check=True)
     assert "told: step 0: Ray's object store on this node is full" in done.stdout
     assert "--object-store-memory" in done.stdout
 
 
 def test_a_lost_head_is_told_before_ray_ends_the_process():
     command = [sys.executable, "-m", "tests.ray.head_main"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900, check=True)
     assert "told: the head of the Ray cluster has not answered for" in done.stdout
     assert 'engine="local"' in done.stdout
 
 
 def test_ray_ends_its_agents_too():
-    assert within(240, lambda: not any(lives(process) for process in LEFT))
+    assert within(600, lambda: not any(lives(process) for process in LEFT))

@@ -62,7 +62,7 @@ def test_loaders_share_actors_and_leave_none_behind(address):
     assert kinds.count("builder") == kinds.count("catalogs") == 1
     del first, second
     gc.collect()
-    give_up = time.monotonic() + 120
+    give_up = time.monotonic() + 600
     while status().actors and time.monotonic() < give_up:
         time.sleep(0.2)
     assert status().actors == []
