@@ -173,6 +173,22 @@ def wlb_speed() -> str:
     return paragraphs(markdown(heads, (cells(*case) for case in wanted), left=2), measured_on(rows))
 
 
+def wlb_windows() -> str:
+    """Times as fast as plain windows, by their length."""
+    rows = read("cluster_wlb_windows")
+    columns = [(c, name) for name in ("times_as_fast", "evenload_times_as_fast") for c in COMMUNICATION]
+
+    def cells(window: str) -> list[str]:
+        found = {row["communication"]: row for row in rows if row["window"] == window}
+        published = f"{float(found['hidden']['published_mean']):.2f}"
+        return [f"{int(window) // 1024}K", published, *(_two(found[c], name) for c, name in columns)]
+
+    said = {"times_as_fast": "their way", "evenload_times_as_fast": "evenload"}
+    heads = ["window", "published, mean of four models"]
+    heads += [f"{said[name]}, communication {COMMUNICATION[c]}" for c, name in columns]
+    return markdown(heads, (cells(window) for window in dict.fromkeys(row["window"] for row in rows)))
+
+
 def megatron() -> str:
     """Simulated steps of Megatron-Core's plans beside the planner's."""
     rows = read("planner_megatron")
@@ -265,6 +281,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "gather": gather,
         "wlb_imbalance": wlb_imbalance,
         "wlb_speed": wlb_speed,
+        "wlb_windows": wlb_windows,
         "megatron": megatron,
     }
 )

@@ -1,11 +1,11 @@
 """WLB-LLM's packing table and breakdown at 7B-128K (OSDI 2025, arXiv 2503.17924), from what is public.
 
-Public: Llama-2-7B on H100, TP 8, CP 2, PP 4, DP 1; 4 micro-batches of 131,072 tokens a step; imbalance is
-the largest micro-batch's forward time x 4 / that of all; the packing algorithm; the split of whole sequences
-over CP ranks that it is compared with. Percentiles of its lengths come from DistCA's artifact. Not public:
-profiled times (the derived ones of `CostModel.from_config` stand in, once with all communication hidden and
-once with none), the longest variable-length pack (1.5 windows here) and the bounds of the outlier queues
-(chosen as the paper says, on other samples, for balance under a mean delay of half an iteration).
+Public: Llama-2-7B on H100, TP 8 (4 with windows of 64K), CP 2, PP 4, DP 1; 4 micro-batches a step;
+imbalance is the largest micro-batch's forward time x 4 / that of all; the packing algorithm; the split of
+whole sequences over CP ranks that it is compared with. Percentiles of its lengths come from DistCA's artifact.
+Not public: profiled times (the derived ones of `CostModel.from_config` stand in, once with all communication
+hidden and once with none), the longest variable-length pack (1.5 windows here) and the bounds of the outlier
+queues (chosen as the paper says, on other samples, for balance under a mean delay of half an iteration).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from balancer.simulation import walk
 from benchmarks.workloads import MIXES, clipped
 
 WINDOW, MICRO_BATCHES, STAGES, CP = 131_072, 4, 4, 2
-LONGEST_PACK = WINDOW * 3 // 2
+TENSOR_PARALLEL = {65_536: 4, 131_072: 8}
+"""Window -> GPUs that share a layer, as published for 7B."""
 MOST_DELAY = 0.5
-BOUNDS = (8_192, 16_384, 24_576, 32_768, 49_152, 65_536, 98_304)
-"""What the bounds of the outlier queues are chosen from."""
+BOUNDS = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
+"""What the bounds of the outlier queues are chosen from, in windows."""
 
 LLAMA_2_7B = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -39,13 +40,13 @@ Iteration = list[Pack]
 Seconds = Callable[[Pack], float]
 
 
-def costs() -> dict[str, CostModel]:
-    """Forward + backward of one pipeline stage of 8 GPUs, with all communication hidden and with none."""
-    alone = CostModel.from_config(LLAMA_2_7B, "h100", fixed=0.0)
-    gpus = 8 * STAGES
+def costs(window: int = WINDOW) -> dict[str, CostModel]:
+    """Forward + backward of one pipeline stage, with all communication hidden and with none."""
+    alone, width = CostModel.from_config(LLAMA_2_7B, "h100", fixed=0.0), TENSOR_PARALLEL[window]
+    gpus = width * STAGES
     shown = CostModel.from_config(
-        LLAMA_2_7B, "h100", tensor_parallel=8, pipeline_stages=STAGES, cp_method="all_gather",
-        ranks_per_node=1, fixed=0.0,
+        LLAMA_2_7B, "h100", tensor_parallel=width, pipeline_stages=STAGES, cp_method="all_gather",
+        ranks_per_node=8 // width, fixed=0.0,
     )  # fmt: skip
     assert shown.communication is not None
     # A pack gathers once a layer, not once a document.
@@ -93,16 +94,26 @@ def _pairs(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
     return whole
 
 
-def as_loaded(documents: int, seed: int) -> list[Iteration]:
+def as_loaded(documents: int, seed: int, window: int = WINDOW) -> list[Iteration]:
     """Iterations of full windows, as they come: a document is cut where its window ends."""
-    stream = clipped(MIXES["wlb_llm"](documents, seed), WINDOW).astype(np.int64)
+    stream = clipped(MIXES["wlb_llm"](documents, seed), window).astype(np.int64)
     ends = np.cumsum(stream)
-    windows = int(ends[-1]) // WINDOW
-    cuts = np.unique(np.concatenate([ends, np.arange(1, windows + 1) * WINDOW]))
-    cuts = cuts[cuts <= windows * WINDOW]
+    windows = int(ends[-1]) // window
+    cuts = np.unique(np.concatenate([ends, np.arange(1, windows + 1) * window]))
+    cuts = cuts[cuts <= windows * window]
     pieces = np.diff(cuts, prepend=0)
-    packs = np.split(pieces, np.searchsorted(cuts, np.arange(1, windows) * WINDOW, side="right"))
+    packs = np.split(pieces, np.searchsorted(cuts, np.arange(1, windows) * window, side="right"))
     return [packs[i : i + MICRO_BATCHES] for i in range(0, windows - MICRO_BATCHES + 1, MICRO_BATCHES)]
+
+
+def window_of(iterations: list[Iteration]) -> int:
+    """Tokens of a window as loaded."""
+    return int(iterations[0][0].sum())
+
+
+def longest_pack(iterations: list[Iteration]) -> int:
+    """Tokens that a pack of variable length may hold, of what was loaded."""
+    return window_of(iterations) * 3 // 2
 
 
 def fixed_greedy(iterations: list[Iteration], together: int) -> list[Iteration]:
@@ -114,7 +125,7 @@ def fixed_greedy(iterations: list[Iteration], together: int) -> list[Iteration]:
     for first in range(0, len(iterations) - together + 1, together):
         pieces = _documents(iterations[first : first + together])
         packs: list[list[int]] = [[] for _ in range(MICRO_BATCHES * together)]
-        work, room = np.zeros(len(packs)), np.full(len(packs), WINDOW)
+        work, room = np.zeros(len(packs)), np.full(len(packs), window_of(iterations))
         for piece in np.sort(pieces)[::-1].tolist():
             left = piece
             while left > 0:
@@ -139,7 +150,7 @@ def delayed(
     """
     queues: list[list[tuple[int, float, int]]] = [[] for _ in bounds]
     waiting: list[tuple[int, float, int]] = []
-    made, delay, tokens = [], 0, 0
+    made, delay, tokens, most = [], 0, 0, longest_pack(iterations)
     for now, iteration in enumerate(iterations):
         new: list[tuple[int, float, int]] = []
         documents = _documents([iteration])
@@ -158,9 +169,9 @@ def delayed(
         left = []
         for length, seconds, came in waiting + new:
             to = int(work.argmin())
-            if held[to] + length >= LONGEST_PACK:
+            if held[to] + length >= most:
                 to = int(held.argmin())
-            if held[to] + length >= LONGEST_PACK:
+            if held[to] + length >= most:
                 left.append((length, seconds, came))
                 continue
             packs[to].append(length)
@@ -176,7 +187,8 @@ def delayed(
 def tuned_bounds(queues: int, cost: CostModel, sample: list[Iteration]) -> tuple[int, ...]:
     """Bounds that balance best on a sample, of those that delay a token by half an iteration or less."""
     found = []
-    for bounds in combinations(BOUNDS, queues):
+    lengths = [round(bound * window_of(sample)) for bound in BOUNDS]
+    for bounds in combinations(lengths, queues):
         made, delay = delayed(sample, bounds, cost)
         if delay <= MOST_DELAY:
             found.append((imbalance(made, by_document(cost)), bounds))
@@ -186,18 +198,18 @@ def tuned_bounds(queues: int, cost: CostModel, sample: list[Iteration]) -> tuple
 def planned(iterations: list[Iteration], together: int, cost: CostModel) -> list[Iteration]:
     """The planner's packs of the same documents, of several iterations together, none of them delayed."""
     # One rank stands for a CP group, so a token costs it half, and the gather as well.
-    link = cost.communication
-    gather = (
-        0.0 if link is None else float((cost([WINDOW], CP) - cost.with_communication(None)([WINDOW], CP))[0])
-    )
+    gather = float((cost([WINDOW], CP) - cost.with_communication(None)([WINDOW], CP))[0])
     shared = CostModel(cost.linear / CP + gather / WINDOW, cost.quadratic / CP)
     made = []
     for first in range(0, len(iterations) - together + 1, together):
         pieces = _documents(iterations[first : first + together])
         plan = plan_step(
-            pieces, topology=Topology(MICRO_BATCHES * together), max_tokens=LONGEST_PACK, cost=shared,
+            pieces,
+            topology=Topology(MICRO_BATCHES * together),
+            max_tokens=longest_pack(iterations),
+            cost=shared,
             micro_batches=1,
-        )  # fmt: skip
+        )
         batches = plan.micro_batches
         order = np.argsort(-batches.cost_s, kind="stable")
         made += _dealt([pieces[batches.samples(m)] for m in order])
@@ -277,6 +289,29 @@ def packing_rows(documents: int = 60_000) -> list[dict[str, Any]]:
     return rows
 
 
+PUBLISHED_BY_WINDOW = {65_536: 1.15, 131_072: 1.30}
+"""Times as fast as plain, the mean of their four models."""
+
+
+def window_rows(documents: int = 60_000) -> list[dict[str, Any]]:
+    """How many times as fast as plain all of it is, by window."""
+    rows = []
+    for window, published in PUBLISHED_BY_WINDOW.items():
+        iterations, sample = (as_loaded(n, seed, window) for n, seed in ((documents, 0), (documents // 4, 1)))
+        for communication, cost in costs(window).items():
+            first = forward(cost)
+            made, _ = delayed(iterations, tuned_bounds(2, first, sample), first)
+            plain = token_seconds(iterations, by_sequence(cost))
+            rows.append(
+                {"window": window, "communication": communication, "iterations": len(iterations)}
+                | {"published_mean": published}
+                | {"imbalance": imbalance(iterations, by_sequence(first))}
+                | {"times_as_fast": plain / token_seconds(made, by_document(cost))}
+                | {"evenload_times_as_fast": plain / token_seconds_planned(iterations, cost)}
+            )
+    return rows
+
+
 def imbalance(iterations: list[Iteration], seconds: Seconds) -> float:
     """Mean over iterations of the largest micro-batch's time x their number / the time of all."""
     times = np.array([[seconds(pack) if pack.size else 0.0 for pack in packs] for packs in iterations])
@@ -294,10 +329,11 @@ def token_seconds(iterations: list[Iteration], seconds: Seconds) -> float:
 def token_seconds_planned(iterations: list[Iteration], cost: CostModel) -> float:
     """Seconds a token where the planner may also run a micro-batch on one of the two CP ranks."""
     taken = 0.0
-    topology = Topology(CP, ranks_per_node=1, pipeline_stages=STAGES)
+    per_node = 8 // TENSOR_PARALLEL[window_of(iterations)]
+    topology = Topology(CP, ranks_per_node=per_node, pipeline_stages=STAGES)
     for iteration in iterations:
         plan = plan_step(
-            _documents([iteration]), topology=topology, max_tokens=LONGEST_PACK // CP, cost=cost,
+            _documents([iteration]), topology=topology, max_tokens=longest_pack(iterations) // CP, cost=cost,
             cp_degrees=(1, CP),
         )  # fmt: skip
         taken += walk(plan, np.ones((CP, STAGES))).time_s

@@ -336,6 +336,11 @@ def wlb_llm() -> list[dict[str, Any]]:
     return _wlb_llm.packing_rows()
 
 
+def wlb_windows() -> list[dict[str, Any]]:
+    """WLB-LLM's gain by the length of its windows, 7B."""
+    return _wlb_llm.window_rows()
+
+
 def speed() -> list[dict[str, Any]]:
     """CPU seconds that steps take to simulate, balanced, planning included, and the walk's part of it."""
     rows = []
@@ -447,6 +452,7 @@ SECTIONS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "windows": windows,
     "gather": gather,
     "wlb_llm": wlb_llm,
+    "wlb_windows": wlb_windows,
     "speed": speed,
     "demo": demo,
 }

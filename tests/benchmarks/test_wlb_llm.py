@@ -31,6 +31,12 @@ def test_windows_as_loaded_are_full(iterations: list[wlb.Iteration]) -> None:
     assert lengths_of(iterations).min() > 0
 
 
+def test_shorter_windows_are_full_too() -> None:
+    iterations = wlb.as_loaded(1_000, 0, 65_536)
+    assert {int(pack.sum()) for packs in iterations for pack in packs} == {65_536}
+    assert wlb.window_of(iterations) == 65_536
+
+
 @pytest.mark.parametrize("together", [1, 2, 4])
 def test_greedy_windows_are_full_and_hold_the_same_pieces(
     iterations: list[wlb.Iteration], together: int
@@ -55,7 +61,7 @@ def test_the_variable_packing_runs_documents_once_and_may_keep_the_last_ones(
         left.remove(length)  # raises where a document ran twice or was made up
     assert all(length >= bounds[0] for length in left)
     assert len(left) < wlb.MICRO_BATCHES * len(bounds)
-    assert all(int(pack.sum()) < wlb.LONGEST_PACK for packs in made for pack in packs)
+    assert all(int(pack.sum()) < wlb.WINDOW * 3 // 2 for packs in made for pack in packs)
     assert 0 < delay < len(iterations)
 
 
