@@ -37,7 +37,13 @@ logger = logging.getLogger(__name__)
 # Actors claim no CPU: they must find a place on what is left of a cluster, and how many there are follows
 # from the work. They belong to the process that started them and end with it; the next that misses one starts
 # it anew.
-COMMON: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "namespace": NAMESPACE}
+# The head would keep an event of each of the last hundred thousand calls, 125 MB; the calls have spans here.
+COMMON: dict[str, Any] = {
+    "num_cpus": 0,
+    "max_restarts": -1,
+    "namespace": NAMESPACE,
+    "enable_task_events": False,
+}
 
 
 @dataclass(slots=True, eq=False)

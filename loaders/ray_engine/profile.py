@@ -16,6 +16,9 @@ LIGHT_S = 2e-8
 HEAVY_S = 2e-6
 """The same where media are decoded."""
 TOKEN_BYTES = 4.0
+PACE_FADING = 0.7
+"""Weight that earlier looks at the pace keep with each new one: when all wait for files that are opened, one
+look alone would say that training takes no time."""
 
 
 class Profile:
@@ -46,3 +49,24 @@ class Profile:
     def size_bytes(self, tokens: NDArray[np.float64]) -> float:
         """Bytes that ``tokens`` [n] are, together."""
         return float((tokens * self._bytes / self._tokens).sum())
+
+
+class Pace:
+    """Seconds that training takes for a step when it does not wait for data, over the last looks."""
+
+    def __init__(self) -> None:
+        self._seconds = self._waited = self._steps = 0.0
+
+    def add(self, *, seconds: float, waited: float, steps: int) -> None:
+        """Learn from ``seconds`` with so many steps, of which ``waited`` were waited for data.
+
+        The two may belong to slightly different times: waits are told later.
+        """
+        self._seconds = self._seconds * PACE_FADING + seconds
+        self._waited = self._waited * PACE_FADING + waited
+        self._steps = self._steps * PACE_FADING + steps
+
+    @property
+    def compute_s(self) -> float:
+        """Nearly 0 where all time is waited."""
+        return max(self._seconds - self._waited, 1e-6) / max(self._steps, 1e-6)

@@ -17,9 +17,11 @@ from ray.util import metrics
 from loaders.batches.pieces import read_pieces
 from loaders.faults import Fault
 from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
-from loaders.ray_engine.rows import plain_rows, release_decoded, size_of_rows
+from loaders.ray_engine.rows import plain_rows, release_decoded, release_unused, size_of_rows
 from loaders.sources.base import Rows, Source
 
+RELEASE_S = 5.0
+"""Memory that decoding has left over is given back so often, while there is something to read."""
 KINDS = 4096
 """Sources that a reader keeps open; those of loaders that are gone leave first."""
 
@@ -82,6 +84,7 @@ class SourceReader:
         self._tokens: dict[str, Rate] = defaultdict(Rate)
         self._bytes, self._busy_us = Rate(), Rate()
         self._reads = self._faults = 0
+        self._released = time.monotonic()
         self._metrics = ReaderMetrics()
 
     def learn(self, plane: str, number: int, kind: NDArray[np.uint8]) -> None:
@@ -116,6 +119,9 @@ class SourceReader:
         seconds = time.perf_counter() - started
         size = size_of_rows(rows)
         self._count(source.name, step, int(num_tokens.sum()), size, seconds, len(faults))
+        if time.monotonic() - self._released > RELEASE_S:
+            release_unused()
+            self._released = time.monotonic()
         return Reading(rows=plain_rows(rows), faults=tuple(faults), seconds=seconds, size_bytes=size)
 
     def trim(self) -> None:

@@ -67,6 +67,16 @@ def allot(load_s: NDArray[np.float64], readers: int) -> Table:
     return tuple(table)
 
 
+def relieved(before: Table, after: Table) -> frozenset[int]:
+    """Readers that read some source no longer: what they hold of it is in the way, if they go on.
+
+    The others keep what they have decoded: when one of two readers is ended, the other loses nothing.
+    """
+    return frozenset(
+        reader for old, new in zip(before, after, strict=False) for reader in set(old) - set(new)
+    )
+
+
 def _shares(
     load: NDArray[np.float64], heavy: NDArray[np.int64], rest: float, readers: int, has_light: bool
 ) -> Sequence[int]:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayTaskError
 
 from loaders.ray_engine.plane import Plane
-from loaders.ray_engine.profile import Profile
-from loaders.ray_engine.routing import Table, allot, readers_wanted
+from loaders.ray_engine.profile import Pace, Profile
+from loaders.ray_engine.routing import Table, allot, readers_wanted, relieved
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class Scaler:
     """Finished since the last look."""
     wait_s: float = 0.0
     """Waited for batches since then, by the rank that waited longest."""
+    _pace: Pace = field(default_factory=Pace)
     _looked: float = field(default_factory=time.monotonic)
     _too_many: int = 0
     _surplus: list[str] = field(default_factory=list)
@@ -79,8 +80,8 @@ class Scaler:
         if self._first:  # nothing is known of the pace, but media and text are not read by one process
             wanted = 2 if uneven and _is_media(self.plane) else 1
         else:
-            compute_s = max(now - self._looked - self.wait_s, 1e-6) / self.steps
-            wanted = readers_wanted(load, compute_s=compute_s, most=most)
+            self._pace.add(seconds=now - self._looked, waited=self.wait_s, steps=self.steps)
+            wanted = readers_wanted(load, compute_s=self._pace.compute_s, most=most)
         self._settle(wanted, load)
         self._looked, self.steps, self.wait_s, self._first = now, 0, 0.0, False
 
@@ -103,12 +104,12 @@ class Scaler:
         self._too_many = self._too_many + 1 if wanted < self.readers else 0
         if wanted < self.readers and self._too_many < SHRINK_LOOKS:
             wanted = self.readers
-        moved = False
+        trimmed: frozenset[int] = frozenset()
         if wanted != self.readers or not self.table:
             logger.info("%d readers instead of %d", wanted, self.readers)
             self.readers, self._too_many = wanted, 0
-            self.table = allot(load, wanted)
-            moved = not self._first
+            before, self.table = self.table, allot(load, wanted)
+            trimmed = relieved(before, self.table)
         actors.claim(self, self.readers)
         unclaimed = actors.unclaimed()
         for name in unclaimed:
@@ -117,8 +118,9 @@ class Scaler:
         self._surplus = unclaimed
         readers = [actors.get(f"{actors.readers}{at}") for at in range(self.readers)]
         self.plane.route(self.table)  # again, since a builder that was started anew knows nothing
-        for reader in readers if moved else ():
-            reader.trim.remote()
+        for at, reader in enumerate(readers):
+            if at in trimmed:
+                reader.trim.remote()
 
 
 def _is_media(plane: Plane) -> bool:

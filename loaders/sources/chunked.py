@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 DECODED = BoundedCache[FlatChunk](1 << 30, lambda chunk: chunk.size_bytes)
 """Chunks of all sources of this process, at most 1 GiB."""
+NARROW = np.dtype(np.uint16)
+"""What token ids below 65,536 are kept as."""
 
 
 class Piece(NamedTuple):
@@ -303,7 +305,7 @@ class ChunkedSource(Source):
 
     def chunk(self, chunk_id: int) -> FlatChunk:
         """One chunk, decoded; kept while the process's budget lasts."""
-        return DECODED.get((self._key, chunk_id), lambda: self.decode(chunk_id))
+        return DECODED.get((self._key, chunk_id), lambda: narrowed(self.decode(chunk_id)))
 
     def decode(self, chunk_id: int) -> FlatChunk:
         """One chunk, decoded now. Raises ValueError with the file and row, unless bad rows are skipped."""
@@ -478,6 +480,20 @@ def check_ids(chunk: FlatChunk, limit: int, *, mapped: bool, strict: bool) -> Fl
     if tokens.values.dtype == np.int32:
         return chunk
     return dataclasses.replace(chunk, tokens=tokens.over(tokens.values.astype(np.int32)))
+
+
+def narrowed(chunk: FlatChunk) -> FlatChunk:
+    """The chunk with its ids, which are in range, in two bytes each where they fit: half the memory to keep.
+
+    Of mapped files there is nothing to keep.
+    """
+    tokens = chunk.tokens
+    if tokens.is_span or tokens.values.dtype.itemsize <= NARROW.itemsize:
+        return chunk
+    wide = np.zeros(len(tokens), bool)
+    if _kernels.out_of_range(tokens.values, tokens.starts, tokens.lengths, 1 << 16, wide):
+        return chunk
+    return dataclasses.replace(chunk, tokens=tokens.over(tokens.values.astype(NARROW)))
 
 
 def compact(runs: AnyRuns, dtype: DTypeLike) -> Runs:

@@ -17,8 +17,8 @@ from loaders.order.schedule import Schedule
 from loaders.order.steps import Steps
 from loaders.ray_engine.accounts import WINDOW_S, Rate, Span
 from loaders.ray_engine.demand import coming_tokens
-from loaders.ray_engine.profile import LIGHT_S, Profile
-from loaders.ray_engine.routing import FULL, allot, readers_wanted
+from loaders.ray_engine.profile import LIGHT_S, Pace, Profile
+from loaders.ray_engine.routing import FULL, allot, readers_wanted, relieved
 from loaders.ray_engine.tracks import trace_events
 from loaders.state import Cursor
 from tests.loaders.arrays import ArraySource
@@ -67,6 +67,34 @@ def test_readers_keep_up_where_there_may_be_enough(load_s, compute_s, most):
         assert load_s.sum() <= wanted * compute_s * FULL * (1 + 1e-9)
     if wanted > 1:
         assert load_s.sum() > (wanted - 1) * compute_s * FULL * (1 - 1e-9)
+
+
+@given(before=st.tuples(loads, st.integers(1, 9)), readers=st.integers(1, 9))
+def test_readers_are_relieved_of_what_they_held_and_read_no_longer(before, readers):
+    load_s, former = before
+    old, new = allot(load_s, former), allot(load_s[::-1].copy(), readers)
+    for reader in range(readers):
+        held, holds = ({at for at, some in enumerate(table) if reader in some} for table in (old, new))
+        assert (reader in relieved(old, new)) == bool(held - holds)
+
+
+def test_a_reader_that_gets_the_others_sources_keeps_its_own():
+    load_s = np.ones(10)
+    assert relieved(allot(load_s, 2), allot(load_s, 1)) == {1}  # which is ended
+    assert relieved(allot(load_s, 1), allot(load_s, 2)) == {0}
+
+
+def test_a_pause_for_files_does_not_look_like_training_that_takes_no_time():
+    pace = Pace()
+    for _ in range(10):
+        pace.add(seconds=2.0, waited=0.1, steps=4)
+    steady = pace.compute_s
+    assert steady == pytest.approx(1.9 / 4)
+    pace.add(seconds=2.3, waited=2.6, steps=1)
+    assert pace.compute_s > steady / 2
+    for _ in range(30):
+        pace.add(seconds=2.0, waited=2.0, steps=40)
+    assert pace.compute_s < 1e-3
 
 
 def test_a_profile_forgets_what_it_assumed():

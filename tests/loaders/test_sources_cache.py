@@ -173,3 +173,21 @@ def test_chunks_beyond_the_budget_are_decoded_again(path: Path, monkeypatch: pyt
     rows = np.arange(100)
     assert source.read(rows).input_ids.tolist() == [t for row in ROWS for t in row]
     assert source.read(rows[::-1].copy()).offsets[-1] == sum(map(len, ROWS))
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.uint32()])
+@pytest.mark.parametrize(("top", "width"), [(65_535, 2), (65_536, 4)])
+def test_ids_below_65536_are_kept_in_two_bytes_and_read_as_they_are(
+    tmp_path: Path, kind: pa.DataType, top: int, width: int
+) -> None:
+    rows = [[top - token for token in range(number % 5)] for number in range(20)]
+    masks = [[number % 2] * len(row) for number, row in enumerate(rows)]
+    content = {"input_ids": pa.array(rows, pa.list_(kind)), "loss_mask": masks}
+    pq.write_table(pa.table(content), tmp_path / "a.parquet", row_group_size=10)
+    source = open_source(tmp_path / "a.parquet")
+    found = source.read(np.arange(20))
+    assert {source.chunk(number).tokens.values.dtype.itemsize for number in range(2)} == {width}
+    assert found.input_ids.dtype == np.int32
+    assert found.input_ids.tolist() == [token for row in rows for token in row]
+    wanted = [token if number % 2 else -100 for number, row in enumerate(rows) for token in row]
+    assert found.labels.tolist() == wanted
