@@ -113,7 +113,9 @@ class Watch:
             return self
         self._begin(*process, _own_connection(process[1]))
         self._tell()
-        self._thread = threading.Thread(target=self._look_after, name="evenload-watch", daemon=True)
+        self._thread = threading.Thread(
+            target=self._look_after, args=(self._stop,), name="evenload-watch", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -150,12 +152,12 @@ class Watch:
     def _set(self, mark: Mark) -> None:
         self._place = mark, time.monotonic()
 
-    def _look_after(self) -> None:
+    def _look_after(self, stop: threading.Event) -> None:
         try:
-            while self._verdict is None and not self._stop.wait(self.interval_s):
+            while self._verdict is None and not stop.wait(self.interval_s):
                 self._turn()
         except Exception as error:
-            self._lose_store(error)
+            self._lose_store(error, stop)
 
     def _turn(self) -> None:
         self._tell()
@@ -229,13 +231,13 @@ class Watch:
         logger.error("rank %d: %s", self.rank, verdict)
         self._abort()
 
-    def _lose_store(self, error: Exception) -> None:
+    def _lose_store(self, error: Exception, stop: threading.Event) -> None:
         verdict = f"the job's store no longer answers ({error}); the rank that holds it is gone"
         if self._place[0].finished:
             # perhaps that rank has only ended a little earlier: no trouble before something is asked of it
             logger.warning("rank %d is not watched any more: %s", self.rank, verdict)
             while self._place[0].finished:
-                if self._stop.wait(self.interval_s):
+                if stop.wait(self.interval_s):
                     return
         self._announce(verdict)
 

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from balancer import Topology, runtime
 from balancer.runtime.host import HostGroup
 from balancer.runtime.members import fresh_name, member_group
+from balancer.runtime.peers import Peers
 from tests.support.ranks import run_ranks
 
 
@@ -61,6 +62,27 @@ def test_groups_over_overlapping_ranks_do_not_wait_for_each_other():
         three | two | other,
         two | other,
     ]
+
+
+def of_six(rank):
+    """Groups of six ranks: the last two have no four of their own, and four may begin anywhere."""
+    groups = runtime.ContextGroups(Topology(ranks=6), [1, 2, 4])
+    found = [len(groups), *summed(rank, groups.get(rank - rank % 2, 2))]
+    if rank < 4:
+        found += summed(rank, groups.get(0, 4))
+    if rank >= 2:
+        heard = Peers(groups.get(2, 4)).all_gather(torch.tensor([rank]))
+        found.append(heard.flatten().tolist())
+    groups.close()
+    return found
+
+
+def test_six_ranks_have_two_groups_at_most_and_the_rest_goes_through_all():
+    for rank, found in enumerate(run_ranks(of_six, 6)):
+        pair = [rank - rank % 2, rank - rank % 2 + 1]
+        fours = [15, [0, 1, 2, 3]] if rank < 4 else []
+        others = [[2, 3, 4, 5]] if rank >= 2 else []
+        assert found == [2 if rank < 4 else 1, sum(2**r for r in pair), pair, *fours, *others]
 
 
 def names_of(rank):

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,10 +116,9 @@ def test_ranks_at_the_same_place_are_in_a_long_step():
 
 
 def test_a_rank_that_has_not_begun_is_what_those_in_the_first_step_wait_for():
-    first, *_ = watches(3, silent=[2], limit_s=60.0)
-    for watch in _[:1]:
+    first, second, _ = watches(3, silent=[2], limit_s=60.0)
+    for watch in (first, second):
         come_to(watch, 0, stood_s=70.0)
-    come_to(first, 0, stood_s=70.0)
     told = "ranks [2] lag: before its first micro-batch while others are in step 0, slot 0 for 70 s"
     assert verdict_after(first, 1) == told
 
@@ -175,9 +175,8 @@ def test_a_store_that_goes_with_its_rank_is_told_once_something_is_asked_of_that
             watch._set(come)
         return False
 
-    watch._stop.wait = wait
     watch._set(Mark(2, True, 0, True))
-    watch._look_after()
+    watch._look_after(SimpleNamespace(wait=wait))
     assert len(waited) == 3
     told = "the job's store no longer answers (nobody there); the rank that holds it is gone"
     assert watch._verdict == told
@@ -192,7 +191,7 @@ def test_a_store_that_goes_at_the_end_is_no_trouble(caplog):
     watch._begin(1, 2, Gone())
     watch._set(Mark(2, True, 0, True))
     watch.__exit__(None, None, None)
-    watch._look_after()
+    watch._lose_store(dist.DistNetworkError("nobody there"), watch._stop)
     assert watch._verdict is None
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
