@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from balancer.bounds import lower_bound_ns
 from balancer.plan import StepPlan
+from balancer.planning import alone
 from balancer.planning.layout import empty_layout, make_plan, slots_of
 from balancer.planning.longest import check_total
 from balancer.planning.problem import Cost, Ints, make_problem
@@ -97,7 +98,8 @@ def plan_step(
             f"{problem.micro_batches} that are asked for. Allow more, leave their number free, or use "
             "policy='balanced'."
         )
-    return make_plan(problem, layout, lower_bound_ns=lower_bound_ns(problem), policy=policy)
+    plan = alone.make_plan(problem, layout, policy)
+    return plan or make_plan(problem, layout, lower_bound_ns=lower_bound_ns(problem), policy=policy)
 
 
 @dataclass(frozen=True, kw_only=True)
