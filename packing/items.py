@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -126,7 +125,7 @@ def _items(
         sample=sample,
         start=start,
         num_samples=num_samples,
-        counts=MappingProxyType(counts),
+        counts=counts,
         lost_tokens=lost_tokens,
     )
 
@@ -149,6 +148,6 @@ def without(items: Items, dropped: NDArray[np.bool_]) -> Items:
     return replace(
         items,
         lengths=np.where(dropped, 0, items.lengths),
-        counts=MappingProxyType(counts),
+        counts=counts,
         lost_tokens=items.lost_tokens + int(items.lengths[dropped].sum(dtype=np.int64)),
     )

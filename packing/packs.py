@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,10 @@ class Packs:
             f"Packs({len(self)} packs of {self.max_tokens} tokens, fill {self.fill:.4f}, {dict(self.counts)})"
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and deep copies: with the bound's number, since its function cannot travel."""
+        return self.__dict__ | {"_bound": partial(int, self._bound())}
+
     @property
     def counts(self) -> Mapping[str, int]:
         """Samples ``kept``, ``dropped``, ``truncated``, ``split``, ``empty``.
@@ -62,7 +67,7 @@ class Packs:
         ``kept + dropped + empty`` is the number of samples given; ``truncated`` and ``split`` say how
         many of the kept ones were cut.
         """
-        return self._items.counts
+        return MappingProxyType(self._items.counts)
 
     @property
     def lost_tokens(self) -> int:

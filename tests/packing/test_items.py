@@ -1,5 +1,8 @@
 """Samples that do not fit, empty ones, and bad input."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -105,3 +108,18 @@ def test_totals_are_64_bit():
     lengths = np.full(3_000, 1_500_000, np.int32)
     packs = pack(lengths, 1_500_000)
     assert packs.total_tokens == packs.num_tokens.sum() == 4_500_000_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("oversize", ["drop", "truncate"])
+@pytest.mark.parametrize("travel", [copy.deepcopy, lambda packs: pickle.loads(pickle.dumps(packs))])
+def test_packs_can_be_pickled_and_copied(name, oversize, travel):
+    lengths = np.random.default_rng(0).integers(0, 30, 60)
+    packs = packed(name, lengths, 24, oversize=oversize, sources=lengths % 3)
+    other = travel(packs)
+    for mine, theirs in ((packs, other), (packs.reshuffled(5), other.reshuffled(5))):
+        np.testing.assert_array_equal(mine.order, theirs.order)
+        np.testing.assert_array_equal(mine.offsets, theirs.offsets)
+        np.testing.assert_array_equal(mine.assignment(), theirs.assignment())
+        assert mine.counts == theirs.counts
+        assert mine.lower_bound == theirs.lower_bound
