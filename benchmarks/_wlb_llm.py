@@ -2,10 +2,11 @@
 
 Public: Llama-2-7B on H100, TP 8 (4 with windows of 64K), CP 2, PP 4, DP 1; 4 micro-batches a step;
 imbalance is the largest micro-batch's forward time x 4 / that of all; the packing algorithm; the split of
-whole sequences over CP ranks that it is compared with. Percentiles of its lengths come from DistCA's artifact.
-Not public: profiled times (the derived ones of `CostModel.from_config` stand in, once with all communication
-hidden and once with none), the longest variable-length pack (1.5 windows here) and the bounds of the outlier
-queues (chosen as the paper says, on other samples, for balance under a mean delay of half an iteration).
+whole sequences over CP ranks that it is compared with. Percentiles of its lengths come from DistCA's
+artifact. Not public: profiled times (the derived ones of `CostModel.from_config` stand in, once with all
+communication hidden and once with none), the longest variable-length pack (1.5 windows here) and the bounds
+of the outlier queues (chosen as the paper says, on other samples, for balance under a mean delay of half an
+iteration).
 """
 
 from __future__ import annotations
