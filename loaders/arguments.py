@@ -7,8 +7,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from balancer.phases import Phase
 from balancer.sharding import alignment
 from loaders.faults import ON_ERROR
+from packing.checks import check_choice, whole
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +19,9 @@ SLOT = "slot"
 
 MAX_TOKENS = 2**31 - 1
 """Of a whole micro-batch."""
+MOST = 2**63 - 1
+MOST_SLOTS = 2**20
+"""Micro-batches of a rank and step: more are a slip of the pen, and would take the memory."""
 
 
 WINDOW = 4
@@ -160,6 +165,13 @@ def check_faults(on_error: str, max_errors: Any, quarantine: Any) -> None:
         raise ValueError('quarantine only has an effect with on_error="skip": else the first error raises.')
 
 
+def check_switches(**switches: Any) -> None:
+    """True or False: a word such as "no" would count as true."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
 def check_address(engine: str, address: Any) -> None:
     """Where the cluster is."""
     if address is not None and engine != "ray":
@@ -170,6 +182,8 @@ def check_count(name: str, value: Any) -> None:
     """A whole number of at least 1."""
     if not is_count(value):
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    if value > MOST:
+        raise ValueError(f"{name} must be below 2^63, got {value!r}.")
 
 
 def refuse_over_streams(arguments: Mapping[str, Any], defaults: Mapping[str, Any], *, exchange: bool) -> None:
@@ -200,6 +214,9 @@ def check_slots(micro_batches: Any, slots_multiple_of: Any, max_samples: Any, ph
         if value is not None:
             check_count(name, value)
     check_count("slots_multiple_of", slots_multiple_of)
+    for name, value in (("micro_batches", micro_batches), ("slots_multiple_of", slots_multiple_of)):
+        if value is not None and value > MOST_SLOTS:
+            raise ValueError(f"{name} must be at most {MOST_SLOTS}, got {value!r}.")
     if phases is not None and slot_options(micro_batches, slots_multiple_of):
         raise ValueError(
             "micro_batches and slots_multiple_of cannot be used with phases: the number of slots follows "
@@ -208,7 +225,16 @@ def check_slots(micro_batches: Any, slots_multiple_of: Any, max_samples: Any, ph
 
 
 def check_phases(phases: Any, policy: str) -> None:
-    """Other policies than the balanced one know tokens alone."""
+    """What encoders cost, by name; other policies than the balanced one know tokens alone."""
+    if phases is not None:
+        if not isinstance(phases, Mapping):
+            raise TypeError(f"phases must be a dict of names to Phase or CostModel, got {phases!r}.")
+        for name, phase in phases.items():
+            if not isinstance(phase, Phase) and not hasattr(phase, "fixed_nanoseconds"):
+                raise TypeError(
+                    f"phases[{name!r}] must be a balancer.Phase or a CostModel, got {phase!r}. For instance "
+                    "Phase(cost=CostModel(linear=2e-5, quadratic=0.0))."
+                )
     if phases is not None and policy != "balanced":
         raise ValueError(f'phases are planned by policy="balanced" only, it is {policy!r}.')
 
@@ -241,12 +267,6 @@ def check_grouping(group_media: bool, sync: str) -> None:
         raise ValueError(
             'group_media only has an effect with sync="micro_batch", where ranks meet in every slot.'
         )
-
-
-def check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """One of a few names."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.")
 
 
 def check_cap(max_tokens: int, degrees: Sequence[int]) -> None:
@@ -309,7 +329,8 @@ def checked_pads(pad_to: int | Sequence[int] | str | None, max_tokens: int) -> t
     if pad_to is None or pad_to == SLOT:
         return ()
     sizes: tuple[Any, ...] = tuple(pad_to) if isinstance(pad_to, Iterable) else (pad_to,)
-    if not sizes or not all(is_count(size) for size in sizes) or max(map(int, sizes)) < max_tokens:
+    sound = bool(sizes) and all(is_count(size) and size <= MAX_TOKENS for size in sizes)
+    if not sound or max(map(int, sizes)) < max_tokens:
         raise ValueError(
             f"pad_to must be one or more whole numbers, the largest at least max_tokens ({max_tokens}), "
             f'since a batch may be that long, or "{SLOT}"; got {pad_to!r}.'
@@ -320,7 +341,9 @@ def checked_pads(pad_to: int | Sequence[int] | str | None, max_tokens: int) -> t
 def chosen_seed(seed: int | None, generator: Any, dataset: Any) -> int:
     """The order's seed: as given, or that of a torch generator, or the data set's, or 0."""
     if seed is not None:
-        return int(seed)
+        if isinstance(seed, bool):
+            raise ValueError(f"seed must be a whole number, got {seed!r}.")
+        return whole("seed", seed)
     if generator is not None:
         return int(generator.initial_seed())
     own = getattr(dataset, "seed", 0)

@@ -16,7 +16,6 @@ from loaders.arguments import (
     check_address,
     check_assignment,
     check_cap,
-    check_choice,
     check_count,
     check_faults,
     check_grouping,
@@ -24,6 +23,7 @@ from loaders.arguments import (
     check_phases,
     check_slots,
     check_stream,
+    check_switches,
     checked_degrees,
     checked_pads,
     chosen_seed,
@@ -41,6 +41,7 @@ from loaders.order.steps import StepTokens
 from loaders.planning.encoders import encoders_too
 from loaders.planning.separate import ASSIGNMENTS
 from loaders.sources.streams import is_stream
+from packing.checks import check_choice
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +175,10 @@ def asked_of(dataset: Any, arguments: Mapping[str, Any], defaults: Mapping[str, 
         given.sampler, given.batch_sampler, given.batch_size, given.global_batch_size, given.step_tokens
     )
     check_count("max_tokens", given.max_tokens)
+    if given.collate_fn is not None and not callable(given.collate_fn):
+        raise TypeError(
+            f"collate_fn must be a function of a micro-batch's samples, got {given.collate_fn!r}."
+        )
     check_choice("sync", given.sync, SYNC_MODES)
     check_choice("policy", given.policy, POLICIES)
     check_choice("oversize", given.oversize, OVERSIZE)
@@ -182,11 +187,22 @@ def asked_of(dataset: Any, arguments: Mapping[str, Any], defaults: Mapping[str, 
     check_faults(given.on_error, given.max_errors, given.quarantine)
     check_phases(given.phases, given.policy)
     check_slots(given.micro_batches, given.slots_multiple_of, given.max_samples, given.phases)
+    check_switches(group_media=given.group_media, exchange=given.exchange)
+    if given.fill_media is not None:
+        check_switches(fill_media=given.fill_media)
     check_grouping(given.group_media, given.sync)
     check_choice("assignment", given.assignment, ASSIGNMENTS)
     if given.assignment == "separate":
         check_assignment(given.phases, given.fill_media, given.group_media)
-    check_kinds(given.topology or Topology(ranks=1), given.cost or CostModel.generic())
+    check_kinds(
+        Topology(ranks=1) if given.topology is None else given.topology,
+        CostModel.generic() if given.cost is None else given.cost,
+    )
+    if given.device_mesh is not None and not hasattr(given.device_mesh, "mesh_dim_names"):
+        raise TypeError(
+            "device_mesh must be a torch DeviceMesh, as init_device_mesh makes it, got "
+            f"{given.device_mesh!r}."
+        )
     if not isinstance(given.memory, Memory | None):
         raise TypeError(f"memory must be a loaders.memory.Memory(budget_bytes=...), got {given.memory!r}.")
     max_tokens = given.max_tokens if given.memory is None else given.memory.lowered(given.max_tokens)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.arguments import is_count
 from loaders.catalog import Catalog, open_catalog
 from loaders.order.mixed import MixtureOrder
 from loaders.order.permutation import Permutation
 from loaders.order.quota import Quota, until_all_given
 from loaders.order.schedule import Schedule, Weights, rows_of_function
 from loaders.sources.base import Source, samples_of
+from packing.checks import check_choice, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -69,18 +71,27 @@ class Mixture:
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
+        for name, value in (("sources", sources), ("repeat", repeat or {})):
+            if not isinstance(value, Mapping):
+                raise TypeError(f"{name} of a Mixture must be a dict by the sources' names, got {value!r}.")
         if not sources:
             raise ValueError("a Mixture needs at least one source.")
-        if by not in UNITS:
-            raise ValueError(f"by must be one of {', '.join(UNITS)}, got {by!r}.")
+        check_choice("by", by, UNITS)
         if stop == "all_exhausted_without_replacement":  # the name that `datasets` has for it
             stop = "all_once"
         if isinstance(stop, str) and stop not in STOPS:
-            raise ValueError(f"stop must be one of {', '.join(STOPS)} or a number of samples, got {stop!r}.")
-        if not isinstance(stop, str) and (isinstance(stop, bool) or int(stop) != stop or stop < 1):
-            raise ValueError(f"stop as a number of samples must be at least 1, got {stop!r}.")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature!r}.")
+            raise ValueError(
+                f"stop must be one of {', '.join(STOPS)} or a number of samples, got {stop!r}."
+                f"{nearest(stop, STOPS)}"
+            )
+        if not isinstance(stop, str) and not (is_count(stop) and stop < 2**62):
+            raise ValueError(
+                f"stop as a number of samples must be a whole number of at least 1, got {stop!r}."
+            )
+        if not (_is_number(temperature) and 0 < temperature < math.inf):
+            raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}.")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed must be a whole number, got {seed!r}.")
         self.sources = {name: _opened(value) for name, value in sources.items()}
         self.weights = weights
         self.by = by
@@ -90,7 +101,15 @@ class Mixture:
         self.seed = seed
         self._view: _View | None = None
         _check_names("repeat", self.repeat, self.sources)
+        for name, times in self.repeat.items():
+            if not (_is_number(times) and 0 <= times < math.inf):
+                raise ValueError(f"repeat must be a finite number of at least 0, {name!r} has {times!r}.")
         if weights is not None and not callable(weights):
+            if not isinstance(weights, Mapping | Schedule):
+                raise TypeError(
+                    "weights must be a dict by the sources' names, a Schedule, a function of the step or "
+                    f"None, got {weights!r}."
+                )
             _check_weights(weights, self.sources)
         if self.scheduled and stop == "all_once":
             raise ValueError(
@@ -339,7 +358,7 @@ def _check_weights(weights: Weights | Schedule, sources: Mapping[str, Any]) -> N
     points = weights.points.values() if isinstance(weights, Schedule) else [weights]
     for point in points:
         _check_names("weights", point, sources)
-        bad = {name: w for name, w in point.items() if not (math.isfinite(w) and w >= 0)}
+        bad = {name: w for name, w in point.items() if not (_is_number(w) and 0 <= w < math.inf)}
         if bad or not any(point.values()):
             raise ValueError(
                 f"weights must be finite and not negative, and one must be above 0, got {dict(point)}."
@@ -350,12 +369,16 @@ def _check_weights(weights: Weights | Schedule, sources: Mapping[str, Any]) -> N
         raise ValueError(f"weights leave out {missing}: give every source a weight; 0 leaves it out.")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def _check_names(what: str, given: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
     for name in given:
         if name not in sources:
-            near = difflib.get_close_matches(name, list(sources), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{what} names {name!r}; the sources are {', '.join(sources)}.{hint}")
+            raise ValueError(
+                f"{what} names {name!r}; the sources are {', '.join(sources)}.{nearest(name, sources)}"
+            )
 
 
 def _known(samples_per_step: int | None) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from packing.bounds import fewest_packs
-from packing.checks import whole
+from packing.checks import nearest, whole
 from packing.dealt import Dealt, DealtByIds, DealtTogether, empty_ids
 from packing.histogram import Histogram, count_lengths
 from packing.items import OVERSIZE, Items, Lengths, as_lengths, fitting, without
@@ -278,9 +278,13 @@ def _column(numbers: ArrayLike, num_samples: int, name: str) -> NDArray[np.int64
 
 def _check(max_tokens: int, strategy: str, max_samples: int | None, align: int, oversize: str) -> None:
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}.")
+        raise ValueError(
+            f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}.{nearest(strategy, STRATEGIES)}"
+        )
     if oversize not in OVERSIZE:
-        raise ValueError(f"oversize must be one of {', '.join(OVERSIZE)}; got {oversize!r}.")
+        raise ValueError(
+            f"oversize must be one of {', '.join(OVERSIZE)}; got {oversize!r}.{nearest(oversize, OVERSIZE)}"
+        )
     if max_samples is not None and max_samples < 1:
         raise ValueError(f"max_samples must be at least 1, or None for no limit; got {max_samples}.")
     if align < 1:

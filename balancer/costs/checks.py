@@ -31,16 +31,19 @@ def check_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
         raise ValueError(f"lengths must be one row of numbers, got shape {given.shape}.")
     if given.dtype.kind not in "iu":
         if given.size and (given.dtype.kind != "f" or not np.all(np.isfinite(given) & (given % 1 == 0))):
-            raise ValueError(f"lengths must be whole numbers of tokens, got {given.dtype} {given[:5]!r}.")
+            where = ""
+            if given.dtype.kind == "f":
+                row = int(np.flatnonzero(~(np.isfinite(given) & (given % 1 == 0)))[0])
+                where = f", row {row} has {given[row]}"
+            raise ValueError(f"lengths must be whole numbers of tokens, they are {given.dtype}{where}.")
         given = np.clip(given.astype(np.float64), -1, MAX_LENGTH + 1)
     if given.size:
         low, high = given.min(), given.max()
         if low < 0 or high > MAX_LENGTH:
             row = int(np.flatnonzero((given < 0) | (given > MAX_LENGTH))[0])
-            raise ValueError(
-                f"lengths must be 0..{MAX_LENGTH} tokens, row {row} has {np.atleast_1d(lengths)[row]}. "
-                "Split or drop longer samples before planning."
-            )
+            found = np.atleast_1d(lengths)[row]
+            way_out = "" if found < 0 else " Split or drop longer samples before planning."
+            raise ValueError(f"lengths must be 0..{MAX_LENGTH} tokens, row {row} has {found}.{way_out}")
     return given.astype(np.int64, copy=False)
 
 

@@ -8,6 +8,7 @@ from balancer.costs.communication import METHODS, Communication
 from balancer.costs.gpus import Gpu, find_gpu
 from balancer.costs.model import CostModel
 from balancer.costs.shapes import ModelShape, model_shape
+from packing.checks import check_choice
 
 RECOMPUTE = ("none", "attention", "full")
 
@@ -53,10 +54,8 @@ def cost_from_config(
         ValueError: an unknown GPU, option or a config without the names needed.
     """
     device, shape = find_gpu(gpu), model_shape(config)
-    if recompute not in RECOMPUTE:
-        raise ValueError(f"recompute must be one of {RECOMPUTE}, got {recompute!r}.")
-    if cp_method not in METHODS:
-        raise ValueError(f"cp_method must be one of {METHODS}, got {cp_method!r}.")
+    check_choice("recompute", recompute, RECOMPUTE)
+    check_choice("cp_method", cp_method, METHODS)
     for name, count in (("tensor_parallel", tensor_parallel), ("pipeline_stages", pipeline_stages)):
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count!r}.")

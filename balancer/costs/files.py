@@ -12,6 +12,7 @@ from balancer.costs.measured import MeasuredTable
 from balancer.costs.model import CostModel, FitReport
 
 VERSION = 1
+_WRITE = "Write one with `evenload calibrate` or CostModel.save."
 
 
 def cost_to_dict(cost: CostModel) -> dict[str, Any]:
@@ -32,6 +33,8 @@ def cost_to_dict(cost: CostModel) -> dict[str, Any]:
 
 def cost_from_dict(data: dict[str, Any]) -> CostModel:
     """The model that `cost_to_dict` wrote. Raises ValueError for another version or unknown fields."""
+    if not isinstance(data, dict):
+        raise ValueError("it holds no names")
     values = dict(data)
     version = values.pop("version", None)
     if version != VERSION:
@@ -67,7 +70,12 @@ def load_cost(path: str | Path) -> CostModel:
     """
     try:
         return cost_from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: there is no such cost model. {_WRITE}") from None
+    except IsADirectoryError:
+        raise IsADirectoryError(
+            f"{path} is a folder, and must be the file of a cost model. {_WRITE}"
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is not a cost model: {error} Write one with `evenload calibrate` or CostModel.save."
-        ) from error
+        reason = f"{error}".rstrip(".")
+        raise ValueError(f"{path} is not a cost model: {reason}. {_WRITE}") from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from balancer.costs.checks import check_coefficient
+from packing.checks import nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,7 @@ def find_gpu(gpu: Any) -> Gpu:
         if gpu.lower() in GPUS:
             return GPUS[gpu.lower()]
         raise ValueError(
-            f"no GPU is called {gpu!r}; there are {', '.join(GPUS)}. For another one give numbers: "
-            "gpu={'flops': 989e12, 'intra_node': 450e9, 'inter_node': 50e9}."
+            f"no GPU is called {gpu!r}; there are {', '.join(GPUS)}.{nearest(gpu, GPUS)} "
+            "For another one give numbers: gpu={'flops': 989e12, 'intra_node': 450e9, 'inter_node': 50e9}."
         )
     return Gpu(name="custom", flops=gpu, intra_node=450e9, inter_node=50e9)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from balancer.costs.communication import Communication
 from balancer.costs.model import CostModel
+from packing.checks import nearest
 
 # FlexSP (ASPLOS 2025, arXiv 2412.01523), GPT 7B (32 layers, hidden 4096) on A100-40GB, milliseconds; the
 # square is of the length, not of its causal half, hence "full" attention. Ulysses moves query, key, value and
@@ -58,5 +59,8 @@ def preset(name: str) -> CostModel:
         return _flexsp()
     scheme = name.removeprefix("hydraulis-7b-")
     if name not in PRESETS:
-        raise ValueError(f"no published cost model is called {name!r}; there are {', '.join(PRESETS)}.")
+        raise ValueError(
+            f"no published cost model is called {name!r}; there are {', '.join(PRESETS)}."
+            f"{nearest(name, PRESETS)}"
+        )
     return _hydraulis(scheme)

@@ -95,10 +95,20 @@ class _Config:
         if value is None:
             raise ValueError(
                 f"the model config has none of {', '.join(names)}; it has "
-                f"{', '.join(sorted(map(str, self.values)))[:400]}. "
+                f"{', '.join(sorted(map(str, self.values)))[:400] or 'nothing'}. "
                 "Give a dict with these names, or CostModel(linear, quadratic, fixed)."
             )
-        return int(value)
+        return _count(names[0], value)
+
+
+def _count(name: str, value: Any) -> int:
+    """What a configuration says as a whole number of at least 1."""
+    try:
+        if int(value) == value and value >= 1:
+            return int(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"the model config must have a whole number of at least 1 as {name}, it has {value!r}.")
 
 
 def model_shape(config: Any) -> ModelShape:

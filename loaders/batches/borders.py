@@ -14,6 +14,9 @@ from loaders.batches.labels import IGNORED
 from loaders.faults import raise_named
 from loaders.sources.base import Blocks, Rows, Source
 
+MOST_ID = 2**31 - 1
+"""Ids are kept as 32-bit numbers."""
+
 PRESENT = ("error", "keep")
 CHUNK = 4096
 """Rows that are looked at together where the data is read beforehand."""
@@ -55,8 +58,8 @@ class Bordered(Source):
         if bos is None and eos is None:
             raise ValueError("pass bos= or eos=, the id of a token to begin or end samples with.")
         for name, token in (("bos", bos), ("eos", eos)):
-            if token is not None and (isinstance(token, bool) or int(token) != token or token < 0):
-                raise ValueError(f"{name} must be the id of a token, 0 or more, got {token!r}.")
+            if token is not None and not _is_id(token):
+                raise ValueError(f"{name} must be the id of a token, 0..{MOST_ID}, got {token!r}.")
         if present not in PRESENT:
             raise ValueError(f"present must be one of {', '.join(PRESENT)}, got {present!r}.")
         if not source.divisible or any(join.per_token for join in source.joins().values()):
@@ -224,3 +227,8 @@ def _labels(
     labels[first] = np.where(unmasked[marks.before], held.input_ids[held.offsets[:-1][marks.before]], IGNORED)
     labels[ends] = np.where((unmasked | (counted > 0))[marks.behind], eos, IGNORED)
     return labels
+
+
+def _is_id(token: Any) -> bool:
+    number = isinstance(token, int | float | np.integer) and not isinstance(token, bool)
+    return number and 0 <= token <= MOST_ID and int(token) == token

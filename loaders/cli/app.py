@@ -10,6 +10,9 @@ from loaders.cli import calibrate, inspect_data, pack, plan, report, simulate, s
 from loaders.cli.errors import EXPECTED
 from loaders.cli.errors import report as tell
 
+INTERRUPTED = 130
+"""What a shell says of a program that Ctrl-C ended."""
+
 app = typer.Typer(
     name="evenload",
     help="Pack and balance variable-length training data.",
@@ -32,9 +35,11 @@ def main() -> None:
     """Run the command; what a user can mend is told in a sentence, without a trace."""
     try:
         app()
-    except KeyboardInterrupt:
-        sys.stderr.write("\nInterrupted. What is finished is kept; --resume goes on with it.\n")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # Typer ends so, without a word
+            kept = " What is finished is kept; --resume goes on with it." if sys.argv[1:2] == ["pack"] else ""
+            sys.stderr.write(f"\nInterrupted.{kept}\n")
+        raise
     except EXPECTED as error:
         tell(error)
         sys.exit(1)

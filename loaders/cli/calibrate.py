@@ -6,11 +6,14 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from loaders.cli.outputs import check_output
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +48,9 @@ def calibrate(
         int | None, typer.Option(min=2, help="Longest sample; by default max-tokens.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Counted runs of each micro-batch.")] = 5,
-    seconds: Annotated[float, typer.Option(help="No further round begins after so many seconds.")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, help="No further round begins after so many seconds.")
+    ] = 120.0,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default a GPU where there is one.")
     ] = None,
@@ -66,9 +71,20 @@ def calibrate(
     """
     from rich.console import Console
 
+    from balancer.costs.attention import parse_attention
     from loaders.calibrate import calibrate as measure
     from loaders.calibrate import forward_loss
+    from loaders.packing_job.atomic import whole_file
 
+    check_output(output, "--output")
+    if max_length is not None and max_length > max_tokens:
+        raise typer.BadParameter(
+            f"--max-length must not exceed --max-tokens, it is {max_length} with {max_tokens} tokens."
+        )
+    try:
+        parse_attention(attention)
+    except ValueError as error:
+        raise typer.BadParameter(f"--attention: {error}") from error
     console = Console()
     device = _checked_device(device) if device else _default_device()
     module = _build(model, dtype)
@@ -83,8 +99,10 @@ def calibrate(
         "attention": attention,
         "clock": time.process_time if cpu_time else time.perf_counter,
     }
-    result = _with_progress(lambda progress: measure(module, progress=progress, **options))
-    result.cost.save(output)
+    with _of_user(model, "on a batch", "Give --batch for other inputs and --loss for another call."):
+        result = _with_progress(lambda progress: measure(module, progress=progress, **options))
+    with whole_file(output) as partial:
+        result.cost.save(partial)
     console.print(_summary(result))
     for lengths in result.too_large:
         console.print(f"{len(lengths)} x {max(lengths)} tokens did not fit the memory and was left out.")
@@ -122,12 +140,27 @@ def load_function(name: str) -> Callable[..., Any]:
     return found
 
 
+@contextmanager
+def _of_user(name: str, when: str, way_out: str) -> Iterator[None]:
+    """Tell a failure of the user's own code in a sentence."""
+    try:
+        yield
+    except RuntimeError:  # torch's own, which say what is wrong, and those of memory that does not suffice
+        raise
+    except Exception as error:
+        raise RuntimeError(
+            f"{name} failed {when}: {type(error).__name__}: {error}. {way_out} "
+            "EVENLOAD_TRACEBACK=1 shows where."
+        ) from error
+
+
 def _build(name: str, dtype: str | None) -> Any:
     import torch
 
     found: Any = load_function(name)
     # A module instance is callable too, and must not be run here.
-    module = found if isinstance(found, torch.nn.Module) else found()
+    with _of_user(name, "when it was called without arguments", "It must return the nn.Module to train."):
+        module = found if isinstance(found, torch.nn.Module) else found()
     if not isinstance(module, torch.nn.Module):
         raise typer.BadParameter(f"{name!r} returned a {type(module).__name__}, not a torch.nn.Module.")
     if dtype is None:

@@ -6,11 +6,21 @@ import os
 import sys
 import traceback
 
-EXPECTED = (ValueError, OSError, RuntimeError, ImportError)
+EXPECTED = (ValueError, OSError, RuntimeError, ImportError, OverflowError, MemoryError)
 
 
 def report(error: Exception) -> None:
     """Print what went wrong; with EVENLOAD_TRACEBACK=1 also where."""
     if os.environ.get("EVENLOAD_TRACEBACK"):
         traceback.print_exception(error)
-    sys.stderr.write(f"evenload: {error}\n")
+    sys.stderr.write(f"evenload: {sentence(error)}\n")
+
+
+def sentence(error: Exception) -> str:
+    """The message of an error; of the system's own, which begin with a number, the file and the reason."""
+    if isinstance(error, MemoryError):
+        reason = f" ({error})" if str(error) else ""
+        return f"the memory does not suffice{reason}. Check the numbers given, or give less data at once."
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}."
+    return str(error)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 YAML = (".yaml", ".yml")
+COLUMN = "input_ids"
+MOST_ID = 2**31 - 1
 
 
 def inspect_data(
@@ -40,9 +42,13 @@ def inspect_data(
     ] = "error",
     shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle the order.")] = True,
     seed: OrderSeed = 0,
-    bos: Annotated[int | None, typer.Option(min=0, help="Token that every sample begins with.")] = None,
-    eos: Annotated[int | None, typer.Option(min=0, help="Token that every sample ends with.")] = None,
-    column: Annotated[str, typer.Option(help="Column of token ids of a source.")] = "input_ids",
+    bos: Annotated[
+        int | None, typer.Option(min=0, max=MOST_ID, help="Token that every sample begins with.")
+    ] = None,
+    eos: Annotated[
+        int | None, typer.Option(min=0, max=MOST_ID, help="Token that every sample ends with.")
+    ] = None,
+    column: Annotated[str, typer.Option(help="Column of token ids of a source.")] = COLUMN,
     length: Annotated[str | None, typer.Option(help="Column of lengths of a source.")] = None,
     steps: Annotated[int, typer.Option(min=0, help="First steps to show.")] = 2,
     worst: Annotated[
@@ -82,7 +88,7 @@ def inspect_data(
             )
         with _waiting(console, "planning"):
             found = inspect_loader(loader, steps=steps, worst=worst)
-    except (*EXPECTED, OverflowError) as error:
+    except EXPECTED as error:
         report(error)
         raise typer.Exit(1) from error
     if as_json:
@@ -94,7 +100,15 @@ def inspect_data(
 def _dataset(data: list[str], column: str, length: str | None) -> Any:
     from loaders import Mixture, open_source
 
-    if len(data) == 1 and data[0].lower().endswith(YAML):
+    mixtures = [one for one in data if one.lower().endswith(YAML)]
+    if mixtures and len(data) > 1:
+        raise ValueError(f"a mixture's file must be given alone, got {mixtures[0]} among {len(data)} inputs.")
+    if mixtures and (column != COLUMN or length is not None):
+        raise ValueError(
+            "--column and --length are of one source: write column: and length: beside each path of "
+            f"{data[0]}."
+        )
+    if mixtures:
         return Mixture.from_yaml(data[0])
     return open_source(data[0] if len(data) == 1 else data, column=column, length=length)
 
@@ -120,7 +134,7 @@ def _loader(
         step = {"global_batch_size": global_batch_size}
     return DataLoader(
         dataset,
-        max_tokens=parse_amount(max_tokens),
+        max_tokens=parse_amount(max_tokens, "--max-tokens"),
         topology=Topology(ranks[0], ranks_per_node=ranks[1]),
         rank=0,
         cp_degrees=parse_degrees(cp_degrees),

@@ -13,9 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packing.checks import nearest
+
 LENGTH_COLUMNS = ("length", "lengths", "num_tokens", "n_tokens", "seq_length", "seq_len", "input_length")
 """Names that a column of lengths goes by, tried in this order."""
 
+TOKENS = "input_ids"
+"""The token column where none is named."""
 _TABLES = (".parquet", ".arrow", ".feather", ".csv")
 
 
@@ -38,9 +42,7 @@ class FileLengths:
         return self.namers[file](row - self.starts[file])
 
 
-def read_lengths(
-    files: Sequence[str], *, column: str = "input_ids", length: str | None = None
-) -> FileLengths:
+def read_lengths(files: Sequence[str], *, column: str = TOKENS, length: str | None = None) -> FileLengths:
     """Tokens of each row of ``files``.
 
     Args:
@@ -81,10 +83,16 @@ def _read_file(
     suffix = Path(file).suffix.lower()
     namer = partial("{}, row {}".format, file)
     if suffix in (".npy", ".txt"):
-        return _checked(np.load(file) if suffix == ".npy" else _text_numbers(file), file), "numbers", namer
+        read = _array_numbers if suffix == ".npy" else _text_numbers
+        return _checked(read(file), file), "numbers", namer
     name = _length_column(file, suffix, column, length)
     if name is not None:
         return _checked(_read_column(file, suffix, name), file), f"column {name!r}", namer
+    if suffix == ".csv":
+        raise ValueError(
+            f"{file}: a .csv can give lengths only, one number a row in a column; {column!r} would be "
+            "tokens. Name the column with --length."
+        )
     from loaders.sources import open_source
 
     source = open_source(file, column=column, length=length)
@@ -92,7 +100,25 @@ def _read_file(
     return source.lengths(), kind, source.origin
 
 
+def _array_numbers(file: str) -> Any:
+    _must_be_file(file)
+    try:
+        return np.load(file)
+    except (ValueError, EOFError) as error:
+        raise ValueError(
+            f"{file} must be a whole array of numbers, as numpy.save writes it, and cannot be read as one. "
+            "Write it again."
+        ) from error
+
+
+def _must_be_file(file: str) -> None:
+    if not Path(file).is_file():
+        what = "is a folder" if Path(file).is_dir() else f"does not exist (looked in {Path.cwd()})"
+        raise FileNotFoundError(f"{file} must be a file of lengths, it {what}.")
+
+
 def _text_numbers(file: str) -> Any:
+    _must_be_file(file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of empty files, which are told of below
@@ -103,20 +129,28 @@ def _text_numbers(file: str) -> Any:
 
 def _length_column(file: str, suffix: str, column: str, length: str | None) -> str | None:
     """The column of lengths of a single table file; ``None`` where tokens must be counted."""
+    if suffix == ".csv":
+        _must_be_file(file)
     if suffix not in _TABLES or not Path(file).is_file():
         return None
     names = _column_names(file, suffix)
     if length is not None:
         if length not in names:
-            raise ValueError(f"{file} has no column {length!r}; it has {', '.join(names)}.")
+            raise ValueError(
+                f"{file} has no column {length!r}; it has {', '.join(names)}.{nearest(length, names)}"
+            )
         return length
     if column in names:
         return None
     found = next((name for name in LENGTH_COLUMNS if name in names), None)
+    if column != TOKENS:  # asked for, so a column of lengths is not taken in its place
+        raise ValueError(
+            f"{file} has no column {column!r}; it has {', '.join(names)}.{nearest(column, names)}"
+        )
     if found is None:
         raise ValueError(
             f"{file} has neither a token column {column!r} nor a column of lengths; it has "
-            f"{', '.join(names)}. Name one with --length or --column."
+            f"{', '.join(names)}. Name one with --length or --column.{nearest(column, names)}"
         )
     return found
 
@@ -129,17 +163,28 @@ def _column_names(file: str, suffix: str) -> list[str]:
         try:
             return list(pq.read_schema(file).names)
         except pa.ArrowInvalid as error:
-            raise ValueError(f"{file}: not a whole parquet file: {error}. Write it again.") from error
+            reason = str(error).rstrip(".")
+            raise ValueError(f"{file}: not a whole parquet file: {reason}. Write it again.") from error
     return list(_read_table(file, suffix).column_names)
 
 
 def _read_column(file: str, suffix: str, name: str) -> Any:
+    import pyarrow as pa
+
     if suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        table = pq.read_table(file, columns=[name])
+        from loaders.sources.broken import told
+        from loaders.sources.files import DataFile
+
+        table = told(DataFile.at(file), f"column {name!r}", lambda: pq.read_table(file, columns=[name]))
     else:
         table = _read_table(file, suffix)
+    kind = table.column(name).type
+    if pa.types.is_null(kind):
+        return np.zeros(table.num_rows, np.int64)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise ValueError(f"{file}: column {name!r} must hold lengths, one number a row, it is {kind}.")
     return table.column(name).fill_null(0).to_numpy()
 
 
@@ -149,13 +194,17 @@ def _read_table(file: str, suffix: str) -> Any:
     if suffix == ".csv":
         import pyarrow.csv as csv
 
-        return csv.read_csv(file)
-    try:
-        with pa.memory_map(file) as mapped:
-            return pa.ipc.open_file(mapped).read_all()
-    except pa.ArrowInvalid:
-        with pa.memory_map(file) as mapped:
-            return pa.ipc.open_stream(mapped).read_all()
+        try:
+            return csv.read_csv(file)
+        except pa.ArrowInvalid as error:
+            raise ValueError(
+                f"{file} must be a table with a line of names and equally many values a line: {error}"
+            ) from error
+    from loaders.sources.arrow import open_batches
+    from loaders.sources.files import DataFile
+
+    batches = open_batches(DataFile.at(file))
+    return pa.Table.from_batches(batches) if batches else pa.table({})
 
 
 def _checked(values: Any, file: str) -> NDArray[np.int64]:

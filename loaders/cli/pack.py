@@ -9,6 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from loaders.cli.outputs import check_output
+
+ENGINES = ("local", "ray")
 INPUTS = Annotated[
     list[str],
     typer.Argument(
@@ -53,11 +56,11 @@ def pack_command(
     eos: Annotated[
         str | None, typer.Option(help="Token that ends a sample; default: the tokenizer's own.")
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Refuse ids from here on.")] = None,
-    max_samples: Annotated[int | None, typer.Option(help="Most samples of a pack.")] = None,
-    align: Annotated[int, typer.Option(help="Pad each sample to a multiple, for CP or fp8.")] = 1,
-    pad_id: Annotated[int, typer.Option(help="Id of that padding.")] = 0,
-    position_start: Annotated[int, typer.Option(help="First position of a sample.")] = 0,
+    vocab_size: Annotated[int | None, typer.Option(min=1, help="Refuse ids from here on.")] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Most samples of a pack.")] = None,
+    align: Annotated[int, typer.Option(min=1, help="Pad each sample to a multiple, for CP or fp8.")] = 1,
+    pad_id: Annotated[int, typer.Option(min=0, help="Id of that padding.")] = 0,
+    position_start: Annotated[int, typer.Option(min=0, help="First position of a sample.")] = 0,
     columns: Annotated[
         str | None, typer.Option(help="Columns to write, comma-separated; '+name' adds to the default ones.")
     ] = None,
@@ -66,7 +69,7 @@ def pack_command(
         bool, typer.Option("--plan-only", help="Write row numbers only, no tokens.")
     ] = False,
     compression: Annotated[str, typer.Option(help="Of parquet: zstd, snappy, lz4 or none.")] = "zstd",
-    seed: Annotated[int, typer.Option(help="Of the order of packs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of packs.")] = 0,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Processes, or tasks at a time on a cluster; default: one for each CPU."),
@@ -96,7 +99,7 @@ def pack_command(
         bool, typer.Option("--check", help="Validate INPUT, the output of an earlier run.")
     ] = False,
     preview: Annotated[
-        int, typer.Option(help="Show so many packs of INPUT, the output of an earlier run.")
+        int, typer.Option(min=0, help="Show so many packs of INPUT, the output of an earlier run.")
     ] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
 ) -> None:
@@ -115,13 +118,14 @@ def pack_command(
     if labels is not None and no_labels:
         raise typer.BadParameter("--labels and --no-labels exclude each other")
     _check_engine(engine, address, memory=memory, dry=dry_run)
+    check_output(report, "--report")
     from loaders.cli.numbers import parse_amount, parse_list
     from loaders.packing_job.settings import PackSettings, TextSettings, chosen_columns
 
     settings = PackSettings(
         inputs=tuple(inputs),
         output=str(output or ""),
-        max_tokens=parse_list(max_tokens),
+        max_tokens=parse_list(max_tokens, "--max-tokens"),
         strategy=strategy,
         oversize=oversize,
         max_samples=max_samples,
@@ -148,9 +152,9 @@ def pack_command(
         keep_unlabelled=keep_unlabelled,
         strict=strict,
         max_rejects=max_rejects,
-        window_tokens=parse_amount(window_tokens),
+        window_tokens=parse_amount(window_tokens, "--window-tokens"),
         workers=workers or _all_cpus(),
-        memory_bytes=None if memory is None else parse_amount(memory),
+        memory_bytes=None if memory is None else parse_amount(memory, "--memory"),
     )
     if dry_run:
         _dry_run(settings, console)
@@ -161,8 +165,11 @@ def pack_command(
 
 def _check_engine(engine: str, address: str | None, *, memory: str | None, dry: bool) -> None:
     """Refuse an option that would have no effect."""
-    if engine not in ("local", "ray"):
-        raise typer.BadParameter(f"--engine is local or ray, not {engine}")
+    if engine not in ENGINES:
+        from packing.checks import nearest
+
+        known = " or ".join(ENGINES)
+        raise typer.BadParameter(f"--engine must be {known}, got {engine!r}.{nearest(engine, ENGINES)}")
     if address is not None and engine != "ray":
         raise typer.BadParameter("--address is of a Ray cluster: it needs --engine ray")
     if engine == "ray" and memory is not None:

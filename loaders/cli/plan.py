@@ -23,6 +23,7 @@ from loaders.cli.options import (
     RanksPerNode,
     Sync,
 )
+from loaders.cli.outputs import PICTURES, check_output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,10 +71,16 @@ def plan(
     from loaders.cli.lengths import read_lengths
     from loaders.cli.numbers import parse_amount
 
+    check_output(plot, "--plot", PICTURES)
+    check_output(trace, "--trace")
     console = Console(stderr=as_json)
     try:
         check_sync(sync)
-        degrees, model, capacity = parse_degrees(cp_degrees), parse_cost(cost), parse_amount(max_tokens)
+        degrees, model, capacity = (
+            parse_degrees(cp_degrees),
+            parse_cost(cost),
+            parse_amount(max_tokens, "--max-tokens"),
+        )
         topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
         with _waiting(console, "reading lengths"):
             lengths = read_lengths(files, column=column, length=length)
@@ -91,7 +98,7 @@ def plan(
             sync=sync,
             seed=seed,
         )
-    except (*EXPECTED, OverflowError) as error:
+    except EXPECTED as error:
         report(error)
         raise typer.Exit(1) from error
     setting = plan_report.Setting(
@@ -125,17 +132,18 @@ def _waiting(console: Console, what: str) -> AbstractContextManager[Any]:
 def parse_cost(text: str) -> CostModel:
     """A cost model from a preset, a file or ``linear,quadratic,fixed``. Raises ValueError or OSError."""
     from balancer.cost import PRESETS, CostModel
+    from packing.checks import nearest
 
     if text in PRESETS:
         return CostModel.preset(text)
-    if text.endswith(".json"):
+    if text.endswith(".json") or Path(text).is_file():
         return CostModel.load(text)
     try:
         linear, quadratic, fixed = [*map(float, text.split(",")), 0.0, 0.0][:3]
     except ValueError:
         raise ValueError(
             f"--cost must be a preset ({', '.join(PRESETS)}), a .json file or linear,quadratic,fixed in "
-            f"seconds, got {text!r}."
+            f"seconds, got {text!r}.{nearest(text, PRESETS)}"
         ) from None
     if text.count(",") > 2:
         raise ValueError(f"--cost takes three numbers, linear,quadratic,fixed, got {text!r}.")
@@ -145,9 +153,9 @@ def parse_cost(text: str) -> CostModel:
 def check_sync(sync: str) -> None:
     """Raises ValueError."""
     from balancer.planning.problem import SYNC_MODES
+    from packing.checks import check_choice
 
-    if sync not in SYNC_MODES:
-        raise ValueError(f"--sync must be one of {', '.join(SYNC_MODES)}, got {sync!r}.")
+    check_choice("--sync", sync, SYNC_MODES)
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:
@@ -156,6 +164,20 @@ def parse_degrees(text: str) -> tuple[int, ...]:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         raise ValueError(f"--cp-degrees must be whole numbers such as 1,2,4,8, got {text!r}.") from None
+
+
+def parse_policies(text: str) -> list[str]:
+    """Policies by name, each once, comma-separated. Raises ValueError."""
+    from balancer import POLICIES
+    from packing.checks import check_choice
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        check_choice("each of --policies", name, POLICIES)
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice is not None:
+        raise ValueError(f"--policies must name each policy once, {twice} is there twice.")
+    return names
 
 
 def _compare(
@@ -172,10 +194,7 @@ def _compare(
     from balancer.comparison import compare_policies, shuffled_steps
 
     batch, max_steps, seed = epoch
-    names = list(POLICIES) if policies is None else [name.strip() for name in policies.split(",")]
-    unknown = [name for name in names if name not in POLICIES]
-    if unknown:
-        raise ValueError(f"--policies must be some of {', '.join(POLICIES)}, got {', '.join(unknown)}.")
+    names = list(POLICIES) if policies is None else parse_policies(policies)
     steps = shuffled_steps(lengths.size, batch, seed=seed)
     planned = steps[:max_steps]
     with Progress(console=console, transient=True) as bar:

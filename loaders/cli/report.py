@@ -19,6 +19,7 @@ from loaders.cli.options import (
     Ranks,
     TensorParallel,
 )
+from loaders.cli.outputs import check_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +75,9 @@ def report(
         ),
     ] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of a GPU, such as 80G.")] = None,
-    jitter: Annotated[float, typer.Option(min=0.0, help="Spread of the GPUs' paces in each step.")] = 0.03,
+    jitter: Annotated[
+        float, typer.Option(min=0.0, max=10.0, help="Spread of the GPUs' paces in each step.")
+    ] = 0.03,
     overhead: Overhead = 0.0,
     column: Column = "input_ids",
     length: LengthColumn = None,
@@ -95,6 +98,8 @@ def report(
     from loaders.cli.errors import EXPECTED
     from loaders.cli.errors import report as tell
 
+    if out is not None or not as_json:
+        check_output(out or Path("report.html"), "--out")
     console = Console(stderr=as_json)
     choices = {
         "model": model,
@@ -122,7 +127,7 @@ def report(
             pipeline_stages=pipeline_stages,
         )
         found = _gather(console, (files, column, length), topology, (max_tokens, cp_degrees), choices, run)
-    except (*EXPECTED, OverflowError) as error:
+    except EXPECTED as error:
         tell(error)
         raise typer.Exit(1) from error
     if as_json:
@@ -151,7 +156,7 @@ def _gather(
     from loaders.reporting.report import gather
 
     files, column, length = source
-    capacity = parse_amount(caps[0])
+    capacity = parse_amount(caps[0], "--max-tokens")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         reading = bar.add_task("reading lengths", total=None)
@@ -195,23 +200,27 @@ def _model(choices: dict[str, Any], topology: Topology, max_tokens: int) -> dict
     from balancer.planning.problem import SYNC_MODES
     from balancer.simulation import ModelFlops
     from loaders.cli.plan import parse_cost
-    from loaders.cli.simulate import read_config
+    from loaders.cli.simulate import read_config, told_of
+    from packing.checks import check_choice
 
     cost, recompute, sync = choices["cost"], choices["recompute"], choices["sync"]
     for name, given, known in (("recompute", recompute, RECOMPUTE), ("sync", sync, SYNC_MODES)):
-        if given is not None and given not in known:
-            raise ValueError(f"--{name} must be one of {', '.join(known)}, got {given!r}.")
+        if given is not None:
+            check_choice(f"--{name}", given, known)
     find_gpu(choices["gpu"])  # also where no model asks for it: a misspelt one is not passed over
     if choices["model"] is None:
+        for name in ("recompute", "gpu_memory"):
+            if choices[name] is not None:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} only has an effect with --model, whose memory it is about.")
         return {"cost": parse_cost(cost or "generic"), "sync": sync or "step"}
     config = read_config(choices["model"])
     gpu, tensor_parallel = choices["gpu"], choices["tensor_parallel"]
-    memory, again, meet = _memory(config, choices, topology, max_tokens)
-    flops: ModelFlops = ModelFlops.from_config(config, gpu, tensor_parallel=tensor_parallel)
-    derived: CostModel = (
-        parse_cost(cost)
-        if cost is not None
-        else CostModel.from_config(
+    given = None if cost is None else parse_cost(cost)
+    with told_of(choices["model"]):
+        memory, again, meet = _memory(config, choices, topology, max_tokens)
+        flops: ModelFlops = ModelFlops.from_config(config, gpu, tensor_parallel=tensor_parallel)
+        derived: CostModel = given or CostModel.from_config(
             config,
             gpu=gpu,
             recompute=again,
@@ -219,7 +228,6 @@ def _model(choices: dict[str, Any], topology: Topology, max_tokens: int) -> dict
             pipeline_stages=topology.pipeline_stages,
             ranks_per_node=topology.ranks_per_node,
         )
-    )
     return {
         "cost": derived,
         "flops": flops,
@@ -241,6 +249,9 @@ def _memory(
     from loaders.cli.numbers import parse_amount
 
     amount = choices["gpu_memory"]
+    held = None if amount is None else float(parse_amount(amount, "--gpu-memory"))
+    if held == 0.0:
+        raise ValueError("--gpu-memory must be above 0, such as 80G.")
     recomputes = [choices["recompute"]] if choices["recompute"] else ["none", "full"]
     syncs = [choices["sync"]] if choices["sync"] else ["step", "micro_batch"]
     memory, again, meet = None, recomputes[0], syncs[0]
@@ -248,7 +259,7 @@ def _memory(
         memory = estimate_memory(
             config,
             choices["gpu"],
-            gpu_bytes=None if amount is None else float(parse_amount(amount)),
+            gpu_bytes=held,
             recompute=again,
             tensor_parallel=choices["tensor_parallel"],
             pipeline_stages=topology.pipeline_stages,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +57,9 @@ def simulate(
     stage_multipliers: Annotated[
         str | None, typer.Option(help="Time of each stage over that of the cost, such as 1,1,1.2.")
     ] = None,
-    jitter: Annotated[float, typer.Option(min=0.0, help="Spread of the GPUs' paces, such as 0.05.")] = 0.0,
+    jitter: Annotated[
+        float, typer.Option(min=0.0, max=10.0, help="Spread of the GPUs' paces, such as 0.05.")
+    ] = 0.0,
     straggler: Annotated[
         list[str] | None, typer.Option(help="RANK:SPEED that the planner does not know of, such as 17:0.5.")
     ] = None,
@@ -77,12 +81,12 @@ def simulate(
     from loaders.cli import plan_report, simulate_report
     from loaders.cli.errors import EXPECTED, report
     from loaders.cli.numbers import parse_amount
-    from loaders.cli.plan import check_sync, parse_degrees
+    from loaders.cli.plan import check_sync, parse_degrees, parse_policies
 
     console = Console(stderr=as_json)
     try:
         check_sync(sync)
-        degrees, capacity = parse_degrees(cp_degrees), parse_amount(max_tokens)
+        degrees, capacity = parse_degrees(cp_degrees), parse_amount(max_tokens, "--max-tokens")
         topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
         cost_model, flops = _cost_and_flops(cost, model, gpu, tensor_parallel, topology)
         cluster = {
@@ -96,7 +100,7 @@ def simulate(
             (files, column, length),
             (topology, capacity, degrees),
             cost=cost_model,
-            policies=None if policies is None else [name.strip() for name in policies.split(",")],
+            policies=None if policies is None else parse_policies(policies),
             steps=steps,
             global_batch_size=global_batch_size,
             sync=sync,
@@ -104,7 +108,7 @@ def simulate(
             seed=seed,
             **cluster,
         )
-    except (*EXPECTED, OverflowError) as error:
+    except EXPECTED as error:
         report(error)
         raise typer.Exit(1) from error
     batch = min(global_batch_size or LARGEST_STEP, max(admitted.lengths.size, 1))
@@ -130,10 +134,13 @@ def simulate(
 def parse_stragglers(texts: list[str]) -> dict[int, float]:
     """Speeds by rank from ``17:0.5``. Raises ValueError."""
     try:
-        pairs = [text.split(":") for text in texts]
-        return {int(rank): float(speed) for rank, speed in pairs}
+        pairs = [(int(rank), float(speed)) for rank, speed in (text.split(":") for text in texts)]
     except ValueError:
         raise ValueError(f"--straggler must be RANK:SPEED such as 17:0.5, got {', '.join(texts)}.") from None
+    speeds = dict(pairs)
+    if len(speeds) < len(pairs):
+        raise ValueError(f"--straggler must name each rank once, got {', '.join(texts)}.")
+    return speeds
 
 
 def _parse_multipliers(text: str | None) -> tuple[float, ...] | None:
@@ -145,15 +152,26 @@ def _parse_multipliers(text: str | None) -> tuple[float, ...] | None:
 
 def read_config(model: Path) -> dict[str, Any]:
     """A model's configuration, from its file or folder. Raises ValueError or OSError."""
+    path = model / "config.json" if model.is_dir() else model
     try:
-        config = json.loads((model / "config.json" if model.is_dir() else model).read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"--model must be a config.json or its folder, there is no {model}.") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--model must be a config.json, {model} is not JSON: {error}.") from error
+        raise ValueError(f"--model must be a config.json or its folder, there is no {path}.") from None
+    except ValueError as error:
+        raise ValueError(f"--model must be a config.json, {path} is not JSON: {error}.") from error
     if not isinstance(config, dict):
-        raise ValueError(f"--model must be a config.json, {model} holds no names.")
+        raise ValueError(f"--model must be a config.json, {path} holds no names.")
     return config
+
+
+@contextmanager
+def told_of(model: Path) -> Iterator[None]:
+    """Name the file whose configuration cannot be used."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
+        raise ValueError(f"--model {model}: {reason}") from error
 
 
 def _cost_and_flops(
@@ -169,16 +187,18 @@ def _cost_and_flops(
     if model is None:
         return parse_cost(cost or "generic"), None
     config = read_config(model)
-    flops = ModelFlops.from_config(config, gpu, tensor_parallel=tensor_parallel)
+    with told_of(model):
+        flops = ModelFlops.from_config(config, gpu, tensor_parallel=tensor_parallel)
     if cost is not None:
         return parse_cost(cost), flops
-    derived = CostModel.from_config(
-        config,
-        gpu=gpu,
-        tensor_parallel=tensor_parallel,
-        pipeline_stages=topology.pipeline_stages,
-        ranks_per_node=topology.ranks_per_node,
-    )
+    with told_of(model):
+        derived = CostModel.from_config(
+            config,
+            gpu=gpu,
+            tensor_parallel=tensor_parallel,
+            pipeline_stages=topology.pipeline_stages,
+            ranks_per_node=topology.ranks_per_node,
+        )
     return derived, flops
 
 

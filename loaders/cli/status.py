@@ -24,7 +24,7 @@ def status_command(
     ] = None,
 ) -> None:
     """Show actors, queues, bytes and tokens a second of running loaders with engine="ray"."""
-    if every <= 0:
+    if not every > 0:
         raise typer.BadParameter(f"--every must be above 0 seconds, it is {every:g}")
     if timeline is not None and (as_json or watch):
         raise typer.BadParameter("--timeline writes a file and shows nothing: leave --json and --watch out")

@@ -13,6 +13,7 @@ from loaders.media.images import Look
 from loaders.media.positions import POSITIONS
 from loaders.media.processor import ProcessorRule
 from loaders.media.rules import AudioRule, ImageRule, VideoGrid
+from packing.checks import nearest
 
 KINDS = ("image", "audio", "video")
 PHASE_OF = MappingProxyType({"image": "vision", "video": "vision", "audio": "audio"})
@@ -102,7 +103,10 @@ class MediaRules:
             why = ""
             if name == "oversize" and value in ("split", "truncate"):
                 why = " A sample with media cannot be cut: placeholders and features would no longer match."
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, it is {value!r}.{why}")
+            raise ValueError(
+                f"{name} must be one of {', '.join(allowed)}, it is {value!r}."
+                f"{why or nearest(value, allowed)}"
+            )
         limited = self.max_tokens is not None or bool(self.max_units)
         if limited == (self.oversize == "keep"):
             raise ValueError(

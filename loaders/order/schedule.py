@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packing.checks import nearest
+
 Weights = Mapping[str, float]
 
 
@@ -61,10 +63,30 @@ class Schedule:
         return np.array(starts[first:], np.float64), np.array(rows[first:])
 
 
+def _row(weights: Any, names: list[str], step: int) -> list[float]:
+    """A function's weights of one step, in the order of the sources."""
+    if not isinstance(weights, Mapping):
+        raise ValueError(
+            f"mixture: a function of the step must give weights by name, at step {step} it gave {weights!r}."
+        )
+    unknown = next((name for name in weights if name not in names), None)
+    if unknown is not None:
+        raise ValueError(
+            f"mixture: at step {step} weights names {unknown!r}; the sources are {', '.join(names)}."
+            f"{nearest(unknown, names)}"
+        )
+    try:
+        return [float(weights.get(name, 0.0)) for name in names]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"mixture: at step {step} the weights must be numbers, got {dict(weights)}."
+        ) from None
+
+
 def rows_of_function(
     function: Callable[[int], Weights], names: list[str], step: int, count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Weights of ``count`` steps from ``step`` on, one row a step."""
     steps = np.arange(step, step + count)
-    rows = [[float(weights.get(name, 0.0)) for name in names] for weights in map(function, steps.tolist())]
+    rows = [_row(function(at), names, at) for at in steps.tolist()]
     return steps.astype(np.float64), np.array(rows)

@@ -18,6 +18,9 @@ from loaders.sources.flat import as_numpy
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a finished run. Raises ValueError when it is not one."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} must be the folder that evenload pack wrote, it {what}")
     manifest: dict[str, Any] | None = read_json(folder / MANIFEST)
     if manifest is None or "evenload" not in manifest:
         several = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))

@@ -9,7 +9,7 @@ from loaders.packing_job.settings import PackSettings
 from loaders.sources.arrow import ArrowSource
 from loaders.sources.chunked import ChunkedSource
 from loaders.sources.encode import Encoder, TokenColumns
-from loaders.sources.files import DataFile, find_files, suffix_of
+from loaders.sources.files import DataFile, find_files, suffix_of, warn_of_repeats
 from loaders.sources.flat import MAX_TOKEN_ID
 from loaders.sources.open import open_files
 from loaders.sources.packed import open_packed, read_packed_manifest
@@ -60,6 +60,7 @@ Task = ChunkTask | LinesTask
 
 def open_inputs(settings: PackSettings) -> list[Input]:
     """Find the files and check that they can be opened. Raises FileNotFoundError and ValueError."""
+    warn_of_repeats(settings.inputs)
     encoder = make_encoder(settings)
     limit = MAX_TOKEN_ID if settings.vocab_size is None else settings.vocab_size
     inputs = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,8 @@ from loaders.packing_job.windows import windows
 from loaders.packing_job.workers import RunTasks, run_tasks
 
 SUFFIX = {"parquet": ".parquet", "arrow": ".arrow", "megatron": ".part"}
+LOST = ("empty", "null", "dropped", "unlabelled", "rejected")
+"""Why rows are not packed, as their counts are called."""
 FEW_REJECTS = 10
 """So many unusable rows are never too many."""
 
@@ -121,16 +122,21 @@ def check_corpus(
     for source, (name, rejects) in enumerate(zip(corpus.names, corpus.rejects, strict=True)):
         rows = corpus.lengths[corpus.rows_of(source)].size
         if len(rejects) > max(FEW_REJECTS, settings.max_rejects * rows):
+            first = rejects[0]
             raise ValueError(
                 f"{name}: {len(rejects)} of {rows} rows cannot be used, more than "
-                f"{settings.max_rejects:.1%}; the first: {rejects[0]['origin']}: {rejects[0]['reason']}. "
+                f"{settings.max_rejects:.1%}; the first: {first['origin']}: {first['reason'].rstrip('.')}. "
                 "Mend the input, or allow more with --max-rejects."
             )
     check_fit(corpus, settings, lambda row: origin_of(corpus, row, inputs))
     for cap in settings.max_tokens:
         counts = total(by_input(corpus, settings, cap))
         if counts["kept"] == 0:
-            raise ValueError(f"nothing to pack under max_tokens {cap}: {json.dumps(counts)}")
+            why = ", ".join(f"{counts[name]} {name}" for name in LOST if counts.get(name))
+            raise ValueError(
+                f"nothing is left to pack under max_tokens {cap}: of {counts['rows']} rows, {why or 'none'} "
+                "are left out. Check the path and the column, or raise --max-tokens."
+            )
         if corpus.reach is not None and counts["masked"] >= counts["kept"]:
             raise ValueError(
                 f"no label is left under max_tokens {cap}: all {counts['kept']} kept rows are masked. "

@@ -79,5 +79,11 @@ def _decoder(tokenizer: str | None) -> Any:
     from tokenizers import Tokenizer
 
     path = Path(tokenizer)
-    loaded = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such tokenizer file")
+    try:
+        loaded = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special
+        raise ValueError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
     return lambda ids: loaded.decode(ids, skip_special_tokens=False)

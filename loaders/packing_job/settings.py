@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from packing import STRATEGIES
+from packing.checks import check_choice
 
 FORMATS = ("parquet", "arrow", "megatron", "plan")
 OVERSIZE = ("error", "drop", "truncate", "truncate_left", "split")
@@ -71,12 +72,12 @@ class PackSettings:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before anything is read."""
-        _one_of("format", self.format, FORMATS)
-        _one_of("oversize", self.oversize, OVERSIZE)
-        _one_of("compression", self.compression, COMPRESSIONS)
-        _one_of("strategy", self.strategy, tuple(STRATEGIES))
+        check_choice("format", self.format, FORMATS)
+        check_choice("oversize", self.oversize, OVERSIZE)
+        check_choice("compression", self.compression, COMPRESSIONS)
+        check_choice("strategy", self.strategy, tuple(STRATEGIES))
         for column in self.columns:
-            _one_of("columns", column, DEFAULT_COLUMNS + EXTRA_COLUMNS)
+            check_choice("columns", column, DEFAULT_COLUMNS + EXTRA_COLUMNS)
         if not self.inputs:
             raise ValueError("no inputs: give at least one path, pattern or URL")
         if not self.max_tokens or min(self.max_tokens) < 1 or max(self.max_tokens) > 2**31 - 1:
@@ -115,15 +116,6 @@ class PackSettings:
         return max(self.window_tokens, 512 * max_tokens)
 
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        import difflib
-
-        near = difflib.get_close_matches(value, known, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {', '.join(known)}; it is {value!r}.{hint}")
-
-
 def _no_effect(settings: PackSettings) -> None:
     """An option that does nothing is refused rather than passed over."""
     if settings.format == "megatron":
@@ -141,6 +133,17 @@ def _no_effect(settings: PackSettings) -> None:
         raise ValueError("strategy balanced packs whole samples: choose another than oversize split")
     if settings.text.chat_template and not settings.text.tokenizer:
         raise ValueError("a chat template has no effect without a tokenizer")
+    if settings.text.eos and not settings.text.tokenizer:
+        raise ValueError(
+            "eos names a token, which only a tokenizer can look up: give --tokenizer, or leave it out"
+        )
+    if settings.text != TextSettings() and not settings.text.tokenizer:
+        raise ValueError("columns of text have no effect without a tokenizer")
+    if settings.align > min(settings.max_tokens):
+        raise ValueError(
+            f"align must not exceed max_tokens, or no sample would fit: it is {settings.align} with "
+            f"{min(settings.max_tokens)} tokens"
+        )
     if settings.format != "parquet" and settings.compression != "zstd":
         raise ValueError(f"compression has no effect on format {settings.format}")
 
@@ -150,6 +153,8 @@ def chosen_columns(text: str | None) -> tuple[str, ...]:
     if text is None:
         return DEFAULT_COLUMNS
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"columns names no column: {text!r}")
     if all(name.startswith("+") for name in names):
         return tuple(dict.fromkeys((*DEFAULT_COLUMNS, *(name[1:] for name in names))))
     return tuple(names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -41,6 +41,11 @@ class ArrowSource(ChunkedSource):
             sizes[-1] += batch.nbytes
             lasts[-1] = number + 1
         return FileChunks(rows=rows, size_bytes=sizes, places={"first": firsts, "last": lasts})
+
+    def column_types(self, file: int) -> Mapping[str, str] | None:
+        """From the schema."""
+        batches = open_batches(self.files[file])
+        return {field.name: str(field.type) for field in batches[0].schema} if batches else None
 
     def layout_identity(self) -> str:
         """Also what batches are put together."""

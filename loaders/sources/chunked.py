@@ -23,6 +23,7 @@ from loaders.sources import _kernels
 from loaders.sources.base import Blocks, Rows, Source
 from loaders.sources.broken import BrokenFile
 from loaders.sources.cache import BoundedCache
+from loaders.sources.differences import MOST_FILES, table_of_differences
 from loaders.sources.encode import Encoder
 from loaders.sources.files import DataFile
 from loaders.sources.flat import MAX_TOKEN_ID, AnyRuns, ColumnError, FlatChunk, RowErrors, Runs, as_numpy
@@ -113,6 +114,10 @@ class ChunkedSource(Source):
     def row_origin(self, file: int, row: int) -> str:
         """Where row ``row`` of a file comes from; formats with lines or members say it more closely."""
         return f"{self.files[file].path}, row {row}"
+
+    def column_types(self, file: int) -> Mapping[str, str] | None:
+        """Type of each column of a file, for messages; ``None`` where the format does not tell."""
+        return None
 
     def place(self, file: int) -> str:
         """What messages call a file."""
@@ -328,7 +333,25 @@ class ChunkedSource(Source):
                 mapped=self.mapped,
             )
         except ColumnError as error:
-            raise ValueError(f"{self.place(file)}: {error}") from None
+            raise ValueError(f"{self.place(file)}: {error}{self._differences(file, error)}") from None
+
+    def _differences(self, file: int, error: ColumnError) -> str:
+        """Which files have which columns, behind a message that one of them cannot be read; or nothing."""
+        numbers = sorted({file, *range(min(len(self.files), MOST_FILES))})
+        types: list[Mapping[str, str] | None] = []
+        for number in numbers:
+            try:
+                types.append(self.column_types(number))
+            except (ValueError, OSError):  # damaged, or out of reach: the message is about another one
+                types.append(None)
+        named = {name for one in types if one for name in one if repr(name) in str(error)}
+        table = table_of_differences([self.files[number] for number in numbers], types, sorted(named))
+        if not table:
+            return ""
+        return (
+            f"\nThe files of this source differ:\n{table}\nWrite them again with equal columns, or open "
+            "those that differ as sources of their own and put them together in a Mixture."
+        )
 
     def _unusable(self, chunk_id: int, reason: str) -> FlatChunk:
         """A chunk that is damaged though its file's index is whole: all its rows are rejected."""
@@ -412,7 +435,7 @@ class ChunkedSource(Source):
         try:
             values = self.read_table(file, part, [column])[0][column]
         except ColumnError as error:
-            raise ValueError(f"{self.place(file)}: {error}") from None
+            raise ValueError(f"{self.place(file)}: {error}{self._differences(file, error)}") from None
         if not pa.types.is_integer(values.type):
             where = f"{self.place(file)}: length column {column!r}"
             raise ValueError(f"{where} must be integer, it is {values.type}")

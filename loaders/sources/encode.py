@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.sources import _kernels
-from loaders.sources.flat import AnyRuns, ColumnError, FlatChunk, RowErrors, list_runs
+from loaders.sources.flat import AnyRuns, ColumnError, FlatChunk, RowErrors, check_columns, list_runs
 
 LABEL_COLUMNS = ("labels", "loss_mask", "completion_mask", "assistant_masks")
 """Looked for, in this order, when the caller names no label column."""
@@ -51,10 +51,7 @@ class TokenColumns:
         """The token column, the label column where there is one, and the carried ones."""
         label = self.label_column(names)
         needed = [self.column, *([label] if label else []), *self.carry]
-        for name in needed:
-            if name not in names:
-                raise ColumnError(f"no column {name!r}; the columns are {', '.join(names) or '(none)'}")
-        return list(dict.fromkeys(needed))
+        return check_columns(list(dict.fromkeys(needed)), names)
 
     def label_column(self, names: Sequence[str]) -> str | None:
         """The column that labels come from, or None when all tokens are trained on."""
@@ -101,7 +98,10 @@ def _check_equal_lengths(tokens: AnyRuns, labels: AnyRuns, name: str) -> None:
     lengths, of_labels = tokens.lengths, labels.lengths
     unequal = np.flatnonzero(lengths != of_labels)
     if unequal.size:
-        reason = "{} tokens but {} values in {!r}; they must be equal"
+        reason = (
+            "{} tokens but {} values in {!r}; they must be equal. Name the column with labels=, or pass "
+            "labels=False to train on every token."
+        )
         counts = zip(unequal.tolist(), lengths[unequal], of_labels[unequal], strict=True)
         raise RowErrors({row: reason.format(have, got, name) for row, have, got in counts})
 

@@ -6,10 +6,14 @@ import contextlib
 import glob
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
+
+logger = logging.getLogger(__name__)
 
 EDGE_BYTES = 1 << 16
 FORWARD_BYTES = 8 << 20
@@ -105,10 +109,26 @@ def find_files(spec: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) 
         FileNotFoundError: a path does not exist, or a pattern matches nothing.
     """
     specs = [spec] if isinstance(spec, str | os.PathLike) else list(spec)
+    if any(not os.fspath(one) for one in specs):
+        raise FileNotFoundError("an input's path is empty: give a path, pattern or URL")
     files = [file for one in specs for file in _expand(os.fspath(one))]
+    warn_of_repeats([file.path for file in files])
     if not files:
         raise FileNotFoundError("no input files: give at least one path, pattern or URL")
     return files
+
+
+def warn_of_repeats(paths: Sequence[str]) -> None:
+    """A file that is named twice is read twice, which is seldom what was meant."""
+    counts = Counter(paths)
+    repeated = [path for path, count in counts.items() if count > 1]
+    if repeated:
+        logger.warning(
+            "%s is named %d times%s: its rows are there as often.",
+            repeated[0],
+            counts[repeated[0]],
+            f", and {len(repeated) - 1} more files several times" if len(repeated) > 1 else "",
+        )
 
 
 def _expand(spec: str) -> list[DataFile]:
@@ -154,11 +174,8 @@ def _listed_shards(index: str) -> list[DataFile]:
             return []
     folder = index.rpartition("/")[0]
     found = []
-    for shard in shards:
-        if shard.get("format") != "mds":
-            raise ValueError(f"{index}: shards of format {shard.get('format')!r} are not known; MDS ones are")
-        sides = [side["basename"] for side in (shard["raw_data"], shard.get("zip_data")) if side]
-        for name in sides:
+    for number, shard in enumerate(shards):
+        for name in (sides := _sides(shard, f"{index}, shard {number}")):
             with contextlib.suppress(FileNotFoundError):
                 found += _expand(f"{folder}/{name}" if folder else name)
                 break
@@ -167,16 +184,41 @@ def _listed_shards(index: str) -> list[DataFile]:
     return found
 
 
+def _sides(shard: Any, where: str) -> list[str]:
+    """Names of a shard's file, plain and compressed."""
+    kind = shard.get("format") if isinstance(shard, Mapping) else None
+    if kind != "mds":
+        raise ValueError(f"{where}: shards of format {kind!r} are not known; MDS ones are")
+    try:
+        return [side["basename"] for side in (shard["raw_data"], shard.get("zip_data")) if side]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"{where} names no file (raw_data and its basename). Write the index again."
+        ) from None
+
+
+def _listed(folder: str, name: str, key: str) -> list[Any]:
+    """A list in a file of a folder that ``save_to_disk`` wrote."""
+    path = os.path.join(folder, name)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found: list[Any] = list(json.load(file)[key])
+            return found
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: not what datasets' save_to_disk writes, without a list {key!r} ({error}). Save the "
+            "data set again, or name its data files."
+        ) from None
+
+
 def _saved_dataset(folder: str) -> list[DataFile]:
     """Files of a data set that `datasets` saved with ``save_to_disk``, in its order."""
-    with open(os.path.join(folder, "state.json")) as file:
-        names = [one["filename"] for one in json.load(file)["_data_files"]]
+    names = [one["filename"] for one in _listed(folder, "state.json", "_data_files")]
     return [file for name in names for file in _expand(os.path.join(folder, name))]
 
 
 def _only_split(folder: str) -> str:
-    with open(os.path.join(folder, "dataset_dict.json")) as file:
-        splits = json.load(file)["splits"]
+    splits = _listed(folder, "dataset_dict.json", "splits")
     if len(splits) != 1:
         raise ValueError(
             f"{folder} holds several splits; name one: {', '.join(f'{folder}/{one}' for one in splits)}"

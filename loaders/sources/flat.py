@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from loaders.batches.labels import IGNORED
 from loaders.sources import _kernels
+from packing.checks import nearest
 
 MAX_TOKEN_ID = 2**31
 """Token ids are kept as int32, so they lie in 0..MAX_TOKEN_ID-1."""
@@ -392,5 +393,7 @@ def check_columns(columns: Sequence[str], names: Sequence[str]) -> list[str]:
     """The columns, when all are there. Raises ColumnError."""
     for name in columns:
         if name not in names:
-            raise ColumnError(f"no column {name!r}; the columns are {', '.join(names) or '(none)'}")
+            raise ColumnError(
+                f"no column {name!r}; the columns are {', '.join(names) or '(none)'}.{nearest(name, names)}"
+            )
     return list(columns)

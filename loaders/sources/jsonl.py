@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from loaders.sources.flat import ColumnError, check_columns
 from loaders.sources.layout import FileChunks
 
 BLOCK_BYTES = 8 << 20
+LINES_LOOKED_AT = 100
 NAMES = BoundedCache[list[str]](1024)
 """Column names of files, by file."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -63,6 +65,15 @@ class JsonLinesSource(ChunkedSource):
             },
         )
 
+    def column_types(self, file: int) -> Mapping[str, str]:
+        """Kinds of the first values that are not null."""
+        kinds: dict[str, str] = {}
+        for line in islice(self._content(file, 0).split(b"\n"), LINES_LOOKED_AT):
+            for name, value in parse_line(line)[0].items():
+                if kinds.get(name, KINDS[type(None)]) == KINDS[type(None)]:
+                    kinds[name] = KINDS.get(type(value), "an object")
+        return kinds
+
     def layout_identity(self) -> str:
         """Also the size of blocks."""
         return f"{super().layout_identity()}:{self.block_bytes}"
@@ -77,6 +88,8 @@ class JsonLinesSource(ChunkedSource):
         """One block's rows; a line that is no JSON object becomes a null row and is told."""
         content = self._content(file, part)
         names = self._names(file, content if part == 0 else None)
+        if not names and part == 0:
+            refuse_without_objects(content)
         wanted = self.encoder.wants(names) if columns is None else check_columns(columns, names)
         return parse_lines(content, self.json_schema(wanted))
 
@@ -187,6 +200,8 @@ def parse_line(line: bytes) -> tuple[dict[str, Any], str]:
     except UnicodeDecodeError as error:
         return {}, f"not UTF-8 ({error.reason} at byte {error.start} of the line)"
     except ValueError as error:
+        if line.strip() in (b"[", b"{"):
+            return {}, "one JSON value over many lines. An array becomes one object a line by `jq -c '.[]'`"
         return {}, f"not JSON ({error}); a file that was cut short ends like this"
     if not isinstance(row, dict):
         return {}, f"a line must hold one object, this holds {KINDS.get(type(row), type(row).__name__)}"
@@ -201,6 +216,18 @@ KINDS = {
     bool: "a boolean",
     type(None): "null",
 }
+
+
+def refuse_without_objects(content: bytes) -> None:
+    """Raise ColumnError where no line of a file's beginning is an object, and say what its first line is."""
+    reasons = [
+        (number, parse_line(line)[1])
+        for number, line in enumerate(islice(content.split(b"\n"), LINES_LOOKED_AT), start=1)
+        if line.strip()
+    ]
+    if reasons and all(reason for _, reason in reasons):
+        number, reason = reasons[0]
+        raise ColumnError(f"every line must hold one JSON object, and line {number} does not: {reason}.")
 
 
 def table_of_rows(

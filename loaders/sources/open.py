@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from loaders.sources.base import Source
 from loaders.sources.chunked import ChunkedSource
@@ -60,10 +62,7 @@ def open_source(
     """
     if isinstance(spec, Source):
         return spec
-    if shuffle_blocks is not None and (isinstance(shuffle_blocks, bool) or shuffle_blocks < 0):
-        raise ValueError(
-            f"shuffle_blocks must be a whole number of blocks, 0 for all, got {shuffle_blocks!r}"
-        )
+    _check_options(column, labels, carry, vocab_size, cache, shuffle_blocks)
     limit = MAX_TOKEN_ID if vocab_size is None else min(vocab_size, MAX_TOKEN_ID)
     encoder = TokenColumns(column=column, labels=labels, carry=tuple(carry))
     if _is_paths(spec):
@@ -115,6 +114,38 @@ def open_source(
         max_token_id=limit,
         on_bad=on_bad,
     )
+
+
+def _check_options(
+    column: Any, labels: Any, carry: Any, vocab_size: Any, cache: Any, shuffle_blocks: Any
+) -> None:
+    """Refuse what no source could use, before a file is opened."""
+    if not isinstance(column, str) or not column:
+        raise ValueError(f"column must name the column of token ids, got {column!r}.")
+    if not (labels is None or labels is False or (isinstance(labels, str) and labels)):
+        raise ValueError(
+            f"labels must name a column, or be None to find it by its name or False for none, got {labels!r}."
+        )
+    if isinstance(carry, str) or not isinstance(carry, Iterable) or not all(map(_is_name, carry)):
+        raise ValueError(f"carry must be a list of names of columns, got {carry!r}.")
+    if vocab_size is not None and not (_is_whole(vocab_size) and vocab_size >= 1):
+        raise ValueError(f"vocab_size must be a whole number of at least 1, got {vocab_size!r}.")
+    if not isinstance(cache, bool | str | os.PathLike):
+        raise ValueError(
+            f"cache must be a folder, or True for the usual one or False for none, got {cache!r}."
+        )
+    if shuffle_blocks is not None and not (_is_whole(shuffle_blocks) and shuffle_blocks >= 0):
+        raise ValueError(
+            f"shuffle_blocks must be a whole number of blocks, 0 for all, got {shuffle_blocks!r}"
+        )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def open_files(
@@ -173,9 +204,12 @@ def _kind(suffix: str, name: str) -> type[ChunkedSource]:
         from loaders.sources.mosaic import MosaicSource
 
         return MosaicSource
+    way_out = ""
+    if suffix in (".yaml", ".yml"):
+        way_out = ". A mixture's file goes to Mixture.from_yaml or evenload inspect"
     raise ValueError(
         f"{name}: unknown format {suffix or '(none)'!r}; "
-        "known: .parquet, .arrow, .jsonl (.gz, .zst), .tar, .idx, .mds"
+        f"known: .parquet, .arrow, .jsonl (.gz, .zst), .tar, .idx, .mds{way_out}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow.parquet as pq
 
@@ -28,6 +28,10 @@ class ParquetSource(ChunkedSource):
         return FileChunks(
             rows=[group.num_rows for group in groups], size_bytes=[group.total_byte_size for group in groups]
         )
+
+    def column_types(self, file: int) -> Mapping[str, str]:
+        """From the footer."""
+        return {field.name: str(field.type) for field in open_parquet(self.files[file]).schema_arrow}
 
     def check(self) -> None:
         """Read every footer, so that a file cut short is told now and not at its turn."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from loaders.sources.chat import ChatTemplate, trained_spans
 from loaders.sources.flat import ColumnError, FlatChunk, RowErrors, Runs
+from packing.checks import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,10 @@ class TextRows:
             raise FileNotFoundError(f"{path}: no such tokenizer file")
         special, template = read_config(folder)
         if chat_template is not None:
-            template = Path(chat_template).read_text()
+            try:
+                template = Path(chat_template).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"{chat_template}: the chat template cannot be read ({error})") from error
         made = cls(
             tokenizer_json=path.read_text(),
             special=special,
@@ -71,7 +75,9 @@ class TextRows:
         found = [*self._kind(names), *self.carry]
         for name in self.carry:
             if name not in names:
-                raise ColumnError(f"no column {name!r} to carry; the columns are {', '.join(names)}")
+                raise ColumnError(
+                    f"no column {name!r} to carry; the columns are {', '.join(names)}.{nearest(name, names)}"
+                )
         return list(dict.fromkeys(found))
 
     def _kind(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -199,7 +205,10 @@ class TextRows:
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_str(self.tokenizer_json)
+        try:
+            tokenizer = Tokenizer.from_str(self.tokenizer_json)
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"the tokenizer file is not one of the tokenizers library: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer

@@ -184,7 +184,7 @@ def test_progress_is_told_after_every_step():
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"policies": ["fair"]}, "policies must be some of .*, got fair"),
+        ({"policies": ["fair"]}, "policies must be one of .*, got 'fair'"),
         ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
         ({"global_batch_size": 0}, "global_batch_size must be .* got 0"),
         ({"jitter": -1.0}, "jitter must be .* got -1.0"),

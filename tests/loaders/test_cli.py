@@ -115,7 +115,7 @@ def test_failures_are_sentences(
     told = failing(capsys, monkeypatch, "pack", source, "-o", out, "--max-tokens", "8")
     assert "--oversize drop, truncate, truncate_left or split" in told
     told = failing(capsys, monkeypatch, "pack", source, "-o", out, "--max-tokens", "many")
-    assert "'many' is not an amount" in told
+    assert "--max-tokens must be an amount such as 2048, 32k, 32Ki or 1.5GiB, got 'many'" in told
     told = failing(capsys, monkeypatch, "pack", source, "-o", out)
     assert "--max-tokens is needed" in told
     told = failing(
@@ -133,11 +133,13 @@ def test_version_names_what_matters_in_a_report() -> None:
 
 
 def test_amounts_are_read_as_people_write_them() -> None:
-    assert parse_list("2048, 8k,32Ki") == (2048, 8000, 32768)
-    assert parse_amount("1.5GiB") == 3 << 29
+    assert parse_list("2048, 8k,32Ki", "--max-tokens") == (2048, 8000, 32768)
+    assert parse_amount("1.5GiB", "--memory") == 3 << 29
     for wrong in ("", "x", "-1", "1.5.2", "5T"):
-        with pytest.raises(ValueError, match="not an amount"):
-            parse_amount(wrong)
+        with pytest.raises(ValueError, match="--memory must be an amount"):
+            parse_amount(wrong, "--memory")
+    with pytest.raises(ValueError, match=r"--memory must be below 2\^63"):
+        parse_amount("99999999999g", "--memory")
 
 
 def test_columns_are_chosen_or_added() -> None:

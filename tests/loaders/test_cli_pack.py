@@ -224,7 +224,7 @@ def test_u14_samples_that_truncation_leaves_without_labels_are_dropped_and_count
     left = pack([source], tmp_path / "left", max_tokens=64, oversize="truncate_left")["counts"]
     assert (left["unlabelled"], left["truncated"]) == (0, 3)
     nothing = write_parquet(tmp_path / "b.parquet", rows[:3], loss_mask=masks[:3])
-    with pytest.raises(ValueError, match="nothing to pack"):
+    with pytest.raises(ValueError, match=r"nothing is left to pack .* of 3 rows, 3 unlabelled are left out"):
         pack([nothing], tmp_path / "nothing", max_tokens=64, oversize="truncate")
     masked = write_parquet(tmp_path / "c.parquet", rows[7:], loss_mask=masks[7:])
     with pytest.raises(ValueError, match="no label is left"):

@@ -100,7 +100,7 @@ def test_a_saved_cost_is_used(lengths_file, tmp_path):
         (["--cost", "-1"], "linear"),
         (["--cost", "missing.json"], "missing.json"),
         (["--cp-degrees", "1,two"], "--cp-degrees"),
-        (["--policies", "balanced,fair"], "got fair"),
+        (["--policies", "balanced,fair"], "got 'fair'"),
         (["--length", "nope"], "no column 'nope'; it has num_tokens, text"),
     ],
 )
@@ -208,7 +208,10 @@ def test_files_without_a_token_and_torn_ones_are_named(tmp_path):
 def test_a_misspelt_sync_is_told_once(lengths_file):
     result = run(lengths_file, "--sync", "steps")
     assert result.exit_code == 1
-    assert result.stderr == "evenload: --sync must be one of step, micro_batch, got 'steps'.\n"
+    assert (
+        result.stderr
+        == "evenload: --sync must be one of step, micro_batch, got 'steps'. Did you mean 'step'?\n"
+    )
 
 
 def test_a_step_larger_than_the_file_is_shown_as_it_is(lengths_file):

@@ -123,7 +123,7 @@ def test_a_policy_that_cannot_plan_says_why_and_fails_alone(lengths_file, monkey
         (["--straggler", "9:0.5"], "ranks 0..1, got 9"),
         (["--stage-multipliers", "1,x"], "--stage-multipliers must be numbers"),
         (["--stage-multipliers", "1,2"], "must hold 1 finite positive"),
-        (["--policies", "fair"], "got fair"),
+        (["--policies", "fair"], "got 'fair'"),
         (["--model", "missing.json"], "missing.json"),
         (["--cost", "fast"], "--cost must be a preset"),
     ],

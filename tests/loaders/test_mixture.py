@@ -232,7 +232,7 @@ def test_a_mixture_is_a_map_style_data_set_for_torchs_own_loader():
         ({"by": "documents"}, "by must be one of tokens, samples"),
         ({"stop": "never"}, "stop must be one of"),
         ({"stop": 0}, "at least 1"),
-        ({"temperature": 0}, "temperature must be above 0"),
+        ({"temperature": 0}, "temperature must be a finite number above 0"),
         ({"repeat": {"cod": 2}}, "repeat names 'cod'"),
         ({"weights": lambda step: {}, "stop": "all_once"}, "schedule cannot foresee"),
     ],

@@ -115,7 +115,7 @@ def test_costs_are_taken_as_everywhere(lengths_file, cost):
         (["--cp-degrees", "x"], "--cp-degrees must be whole numbers"),
         (["--cost", "cheap"], "--cost must be a preset"),
         (["--model", "missing.json"], "missing.json"),
-        (["--max-tokens", "many"], "is not an amount"),
+        (["--max-tokens", "many"], "--max-tokens must be an amount"),
     ],
 )
 def test_bad_options_get_a_sentence(lengths_file, arguments, what):
