@@ -93,6 +93,8 @@ class StepPlan:
 
     def for_rank(self, rank: int) -> NDArray[np.int64]:
         """Indices of the micro-batches that ``rank`` takes part in, in slot order."""
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"rank must lie in 0..{self.ranks - 1}, got {rank!r}.")
         batches = self.micro_batches
         mine = (batches.first_rank <= rank) & (rank < batches.first_rank + batches.cp_degree)
         index = np.flatnonzero(mine)

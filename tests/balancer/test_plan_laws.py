@@ -113,3 +113,10 @@ def test_an_empty_step_is_a_plan_without_work():
     plan = plan_step([], topology=Topology(3), max_tokens=10, cost=COST)
     assert len(plan.micro_batches) == 0
     assert (plan.time_s, plan.gap, plan.imbalance) == (0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("rank", [-1, 4, 99])
+def test_a_rank_outside_of_the_plan_is_refused_and_not_taken_for_an_idle_one(rank):
+    plan = plan_step([5, 3], topology=Topology(ranks=4), max_tokens=8, cost=CostModel.generic())
+    with pytest.raises(ValueError, match=r"rank must lie in 0\.\.3"):
+        plan.for_rank(rank)
