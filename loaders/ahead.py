@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ def ahead(make: Callable[[], Iterator[T]], depth: int, *, timeout_s: float = 0) 
     items: queue.Queue[Any] = queue.Queue(depth)
     stop = threading.Event()
     end = _End(None)
+    process = os.getpid()
 
     def put(item: Any) -> bool:
         while not stop.is_set():
@@ -62,6 +64,11 @@ def ahead(make: Callable[[], Iterator[T]], depth: int, *, timeout_s: float = 0) 
             put(_End(error))
 
     def take() -> Any:
+        if os.getpid() != process:
+            raise RuntimeError(
+                f"this iteration was begun in process {process}, and a forked process lacks the thread that "
+                "plans its steps. Iterate over the loader anew."
+            )
         try:
             return items.get(timeout=timeout_s or None)
         except queue.Empty:

@@ -37,11 +37,16 @@ PLAN_LIMIT_S = 60.0
 """A timeout of the loader is at least this long for plans: the first one may have to compile its kernels."""
 
 
+def no_shares() -> Iterator[Share]:
+    """What a queue holds between iterations; has a name, so that a loader can be pickled."""
+    return iter(())
+
+
 class ShareQueue(Sampler[Share]):
     """What the reading loader draws its work from: the shares of the iteration that is being started."""
 
     def __init__(self) -> None:
-        self.make: Callable[[], Iterator[Share]] = lambda: iter(())
+        self.make: Callable[[], Iterator[Share]] = no_shares
 
     def __iter__(self) -> Iterator[Share]:
         return self.make()
@@ -178,7 +183,7 @@ class BalancedIterator(Iterator[Batch]):
         self._inner = _finished(owner, self._reading)
         if owner.mover is not None:
             self._inner = one_ahead(self._inner, owner.mover)
-        owner.queue.make = lambda: iter(())
+        owner.queue.make = no_shares
 
     def __next__(self) -> Batch:
         owner = self._owner
@@ -188,6 +193,11 @@ class BalancedIterator(Iterator[Batch]):
             batch = next(self._inner)
         except StopIteration:
             owner.standing.finish(self._mark)
+            raise
+        except SystemError as error:
+            # what numba makes of a Ctrl-C that comes while a kernel is being called
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise error.__cause__ from None
             raise
         owner.metrics.wait_s += time.perf_counter() - started
         owner.metrics.batches += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import pickle
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from balancer import Topology
 from loaders import DataLoader, Mixture
+from loaders.ahead import ahead
 from loaders.state import VERSION
 from tests.loaders.arrays import ArraySource, epoch_of, ids_of
 
@@ -269,3 +271,41 @@ def test_a_dropped_iteration_ends_its_planning_thread_and_its_workers():
             return
         time.sleep(0.05)
     pytest.fail("a thread or a worker was left behind")
+
+
+def test_an_interrupt_that_meets_a_kernel_reaches_the_loop_as_itself(monkeypatch):
+    def interrupted(*_, **__):
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()  # as numba does
+
+    loader = make()
+    monkeypatch.setattr(type(loader.planning), "plan", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("begun", ["not at all", "half-way", "to the end"])
+def test_a_loader_can_be_pickled_and_goes_on_as_the_original_does(begun):
+    loader = make(shuffle=True)
+    batches = iter(loader)
+    for _ in range({"not at all": 0, "half-way": 2, "to the end": 10_000}[begun]):
+        next(batches, None)
+    other = pickle.loads(pickle.dumps(loader))
+    assert other.state_dict() == loader.state_dict()
+    for each in (loader, other):
+        each.load_state_dict(each.state_dict())
+    assert ids_of(epoch_of(other)) == ids_of(epoch_of(loader))
+
+
+def test_a_forked_process_is_told_that_it_cannot_go_on_with_an_iteration():
+    items = ahead(lambda: iter(range(100)), 2)
+    assert next(items) == 0
+
+    def go_on():
+        with pytest.raises(RuntimeError, match="begun in process"):
+            next(items)
+
+    child = multiprocessing.get_context("fork").Process(target=go_on, daemon=True)
+    child.start()
+    child.join(300)
+    assert child.exitcode == 0
+    assert list(items) == list(range(1, 100))
