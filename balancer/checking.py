@@ -248,12 +248,13 @@ def _check_times(plan: StepPlan, topology: Topology, idle_s: float) -> None:
     else:
         slots = np.maximum(slots, (idle * pace * idle_s).max(axis=1, initial=0.0))
         time_s = float(slots.sum() + later * slots.max(initial=0.0))
-    wrong = np.flatnonzero(np.abs(plan.rank_time_s - busy - later * largest) > 1e-6 + near * busy)
+    rank_time = busy + later * largest
+    wrong = np.flatnonzero(np.abs(plan.rank_time_s - rank_time) > 1e-6 + near * rank_time)
     if wrong.size:
         rank = int(wrong[0])
         raise _broken(
             "rank_time_s sums the micro-batches of each rank",
-            f"rank {rank} says {plan.rank_time_s[rank]} s, they take {busy[rank] + later * largest[rank]} s",
+            f"rank {rank} says {plan.rank_time_s[rank]} s, they take {rank_time[rank]} s",
         )
     if abs(plan.time_s - time_s) > 1e-6 + near * time_s:
         raise _broken("time_s is when the last rank ends", f"it says {plan.time_s} s, that is {time_s} s")

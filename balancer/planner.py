@@ -13,12 +13,14 @@ from numpy.typing import ArrayLike
 from balancer.bounds import lower_bound_ns
 from balancer.plan import StepPlan
 from balancer.planning import alone
+from balancer.planning.counts import check_count
 from balancer.planning.layout import empty_layout, make_plan, slots_of
 from balancer.planning.longest import check_total
 from balancer.planning.problem import Cost, Ints, make_problem
 from balancer.planning.samples import at_most, check_max_samples
 from balancer.policies import POLICIES
 from balancer.topology import Topology
+from packing.checks import check_choice
 from packing.table import SampleTable
 
 
@@ -61,6 +63,10 @@ def plan_step(
             is counted in trials, not in seconds, so that every rank stops at the same plan.
         max_samples: samples that a micro-batch may hold; those with more are cut, on the ranks that had them.
 
+    A step without samples gets a plan without micro-batches, as every empty input of this package is legal:
+    its bound, ``gap`` and ``rank_time_s`` are 0, and it takes no time but that of the dummies in the slots
+    that ``micro_batches`` asks for.
+
     Equal arguments give an equal plan on every rank, platform and thread: decisions are made on whole
     nanoseconds. A micro-batch's ``cost_s`` is that of its true lengths; alignment padding counts against
     ``max_tokens`` only. A rank may be left empty. In a slot of ``sync="micro_batch"`` a rank without a
@@ -69,8 +75,7 @@ def plan_step(
     Raises:
         ValueError: an argument out of its range, or samples that no allowed degree can hold.
     """
-    if policy not in POLICIES:
-        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}.")
+    check_choice("policy", policy, POLICIES)
     problem = make_problem(
         table_or_lengths,
         topology=topology,
@@ -84,9 +89,9 @@ def plan_step(
         slots_multiple_of=slots_multiple_of,
         effort=effort,
     )
+    check_total(problem)
     if len(problem) == 0:
         return make_plan(problem, empty_layout(), lower_bound_ns=0, policy=policy)
-    check_total(problem)
     layout = POLICIES[policy](problem)
     if max_samples is not None:
         layout = at_most(layout, check_max_samples(max_samples))
@@ -151,9 +156,7 @@ class Planner:
         Raises:
             ValueError: look_ahead below 1.
         """
-        if int(look_ahead) != look_ahead or look_ahead < 1:
-            raise ValueError(f"look_ahead must be a whole number of at least 1, got {look_ahead!r}.")
-        return self._ahead(iter(steps), int(look_ahead))
+        return self._ahead(iter(steps), check_count("look_ahead", look_ahead))
 
     def _ahead(self, steps: Iterator[SampleTable | ArrayLike], look_ahead: int) -> Iterator[StepPlan]:
         stop = threading.Event()

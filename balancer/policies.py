@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -22,7 +22,8 @@ from balancer.planning.best import Best, shorter
 from balancer.planning.blocks import make_blocks
 from balancer.planning.ladder import ladder_of
 from balancer.planning.layout import SPEED_UNIT, Layout
-from balancer.planning.problem import Ints, Problem, padded
+from balancer.planning.longest import too_long
+from balancer.planning.problem import Ints, Problem, padded, that_holds
 
 Policy = Callable[[Problem], Layout]
 
@@ -62,8 +63,8 @@ def balanced(problem: Problem) -> Layout:
     meet_in_slots = _meet_in_slots(problem)
     best: Best | None = None
     if problem.sync == "step":
-        best = shorter(problem, best, [nested.divide(problem)])
-    if meet_in_slots or problem.micro_batches:
+        best = shorter(problem, best, nested.divide(problem))
+    if meet_in_slots or problem.micro_batches or best is None:
         best = shorter(problem, best, [waves.divide(problem)])
     elif problem.fixed_ns(1) > 0 and _open(problem, best, bound_ns, OPEN_STEP):
         best = shorter(problem, best, [waves.divide(problem, few_ways=True, counts=2)])
@@ -71,12 +72,23 @@ def balanced(problem: Problem) -> Layout:
         best = fewer.divide(problem, best)
     best = _plain(problem, best, bound_ns)
     if best is None:
-        raise ValueError(
+        raise _none_found(problem)
+    return search.improve(problem, best.layout, bound_ns)
+
+
+def _none_found(problem: Problem) -> ValueError:
+    if problem.micro_batches is not None:
+        return ValueError(
             f"no plan with {problem.micro_batches} micro_batches a rank was found: the step has "
             f"{problem.num_tokens.sum()} tokens, and {problem.ranks} ranks hold {problem.max_tokens.sum()} "
             "tokens in one micro-batch each. Allow more micro_batches, or leave their number free."
         )
-    return search.improve(problem, best.layout, bound_ns)
+    if that_holds(problem, problem.cp_degrees) is None:
+        return ValueError(
+            "no chain of degrees that divide each other holds every sample: cp_degrees "
+            f"{problem.cp_degrees}, min_length {dict(problem.min_length)}. Allow degree 1 or other degrees."
+        )
+    return too_long()  # every layout was
 
 
 def _open(problem: Problem, best: Best | None, bound_ns: int, gap: float) -> bool:
@@ -175,11 +187,11 @@ class AtOneDegree:
         return self._cut(problem, self.unit_of(problem))
 
     def shorter_than(self, problem: Problem, best: Best | None) -> Layout | None:
-        """The same, or None where one group's samples alone take as long as ``best``."""
+        """The same, not padded, or None where one group's samples alone take as long as ``best``."""
         unit_of = self.unit_of(problem)
         if best is not None and _latest_ns(problem, unit_of) >= best.time_ns:
             return None
-        return self._cut(problem, unit_of)
+        return replace(self._cut(problem, unit_of), to_longest=False)
 
     def _cut(self, problem: Problem, unit_of: Ints) -> Layout:
         degree = _one_degree(problem)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from packing.checks import whole
+from balancer.planning.counts import check_count
 
 SLOWEST, FASTEST = 0.001, 1000.0
 """Speeds that 2**-16 parts of a nanosecond describe to 2 %, and times of which stay within 64 bits."""
@@ -38,12 +38,12 @@ class Topology:
             given = getattr(self, name)
             if name == "ranks_per_node" and given is None:
                 continue
-            count = whole(f"Topology.{name}", given)
-            if count < 1:
-                raise ValueError(f"Topology.{name} must be a whole number of at least 1, got {given!r}.")
-            object.__setattr__(self, name, count)
+            object.__setattr__(self, name, check_count(f"Topology.{name}", given))
         if self.speed is not None:
-            speed = np.asarray(self.speed, dtype=np.float64)
+            try:
+                speed = np.asarray(self.speed, dtype=np.float64)
+            except (TypeError, ValueError):
+                speed = np.array([np.nan])
             if speed.shape != (self.ranks,) or not np.all(np.isfinite(speed) & (speed > 0)):
                 raise ValueError(
                     f"Topology.speed must hold {self.ranks} finite positive numbers, one a rank, got "

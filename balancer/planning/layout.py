@@ -143,7 +143,7 @@ def _check_times(
     slowest = np.full(num_slots, float(fixed_ns) * float(pace.max()))
     for first, degree, at, nominal in zip(layout.first_rank, layout.cp_degree, slot, cost, strict=True):
         slowest[at] = max(slowest[at], float(nominal) * float(pace[first : first + degree].max()))
-    if (slowest.sum() + later_stages * slowest.max()) / SPEED_UNIT >= LONGEST_NS:
+    if (slowest.sum() + later_stages * slowest.max(initial=0.0)) / SPEED_UNIT >= LONGEST_NS:
         raise too_long()
 
 

@@ -14,7 +14,9 @@ MOST_WORK_NS = 2**62
 
 
 def check_total(problem: Problem) -> None:
-    """Refuse a step whose work cannot be summed. Raises ValueError."""
+    """Refuse a step whose work or fixed costs cannot be summed. Raises ValueError."""
+    for degree in (1, *problem.cp_degrees):
+        _check_fixed(problem, degree)
     degree = problem.cp_degrees[0]
     work = problem.work_ns(degree)
     if float(work.sum(dtype=np.float64)) * degree >= MOST_WORK_NS:
@@ -22,6 +24,19 @@ def check_total(problem: Problem) -> None:
             "the cost model predicts more than 2**62 nanoseconds (146 years) of work in one step. "
             "Coefficients are seconds per token and per pair; check their unit."
         )
+
+
+def _check_fixed(problem: Problem, degree: int) -> None:
+    try:
+        fixed = problem.fixed_ns(degree)
+    except OverflowError:  # infinite
+        raise too_long() from None
+    if fixed < 0:
+        raise ValueError(
+            f"costs must be at least 0, the model gives {fixed} ns for every micro-batch at degree {degree}."
+        )
+    if fixed >= LONGEST_NS:
+        raise too_long()
 
 
 class TooLong(ValueError):

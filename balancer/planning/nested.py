@@ -21,7 +21,7 @@ from balancer._kernels.ride import ride
 from balancer._kernels.sums import rank_sums
 from balancer.planning.blocks import Blocks, make_blocks
 from balancer.planning.ladder import Ladder, ladder_of
-from balancer.planning.layout import SPEED_UNIT, Layout, exact_sum, objective_ns, slowness
+from balancer.planning.layout import SPEED_UNIT, Layout, exact_sum, slowness
 from balancer.planning.problem import Ints, Problem, padded, that_holds
 
 Floats = NDArray[np.float64]
@@ -89,8 +89,8 @@ def place_wide(problem: Problem, ladder: Ladder, blocks: Blocks) -> Wide:
     return Wide(count=int(lo[0]), node=node[: int(lo[0])], load=load, estimate=float(estimate))
 
 
-def divide(problem: Problem) -> Layout:
-    """The best nested plan over the chains of degrees that divide each other."""
+def divide(problem: Problem) -> list[Layout]:
+    """Nested plans of chains of degrees that divide each other; none where no chain holds every sample."""
     chains = divisor_chains(problem.cp_degrees)
     starts = []
     for chain in chains:
@@ -98,15 +98,9 @@ def divide(problem: Problem) -> Layout:
         if part is not None:
             ladder, blocks = ladder_of(part), make_blocks(part)
             starts.append((part, ladder, blocks, place_wide(part, ladder, blocks)))
-    if not starts:
-        raise ValueError(
-            "no chain of degrees that divide each other holds every sample: cp_degrees "
-            f"{problem.cp_degrees}, min_length {dict(problem.min_length)}. Allow degree 1 or other degrees."
-        )
     # Estimates say how long a step would be if the rest could be spread evenly; the best few are finished.
     starts.sort(key=lambda start: start[3].estimate)
-    layouts = [finish(*start) for start in starts[:CHAINS]]
-    return layouts[0] if len(layouts) == 1 else min(layouts, key=lambda x: objective_ns(problem, x))
+    return [finish(*start) for start in starts[:CHAINS]]
 
 
 def divisor_chains(degrees: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from balancer._kernels.order import first_at_most, longest_first
+from balancer.planning.counts import check_count
 from balancer.topology import Topology
-from packing.checks import whole
+from packing.checks import check_choice, whole
 from packing.table import SampleTable
 
 Ints = NDArray[np.int64]
@@ -208,21 +209,34 @@ def padded(num_tokens: Ints, cp_degree: int) -> Ints:
     return -(-num_tokens // pieces) * pieces
 
 
+_GIVE = "Give a list or an array of ints, one a sample, or a SampleTable."
+
+
+def _shown(given: Any) -> str:
+    """The beginning of what came."""
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
 def check_lengths(table_or_lengths: SampleTable | ArrayLike) -> Ints:
     """[S] lengths. Raises ValueError that names the first bad row."""
     given = table_or_lengths.num_tokens if isinstance(table_or_lengths, SampleTable) else table_or_lengths
-    lengths = np.asarray(given)
-    if lengths.size == 0:
+    try:
+        lengths = np.asarray(given)
+    except ValueError as error:  # rows of unlike lengths
+        raise ValueError(f"lengths must be one row of whole numbers, got {_shown(given)}. {_GIVE}") from error
+    if lengths.ndim == 1 and lengths.size == 0:
         return np.zeros(0, np.int64)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iuf":
         raise ValueError(
-            f"lengths must be one row of whole numbers, got shape {lengths.shape} of {lengths.dtype}."
+            f"lengths must be one row of whole numbers, got shape {lengths.shape} of {lengths.dtype}: "
+            f"{_shown(given)}. {_GIVE}"
         )
     if lengths.dtype.kind == "f":
         wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths == np.floor(lengths))))
         if wrong.size:
             raise ValueError(
-                f"lengths must be whole numbers of tokens, row {wrong[0]} has {lengths[wrong[0]]!r}."
+                f"lengths must be whole numbers of tokens, row {wrong[0]} has {lengths[wrong[0]]}."
             )
     if lengths.min() < 1 or lengths.max() > MAX_LENGTH:
         wrong = np.flatnonzero((lengths < 1) | (lengths > MAX_LENGTH))
@@ -252,15 +266,12 @@ def make_problem(
     """Check every argument of `balancer.plan_step` and sort the samples, longest first."""
     lengths = check_lengths(table_or_lengths)
     check_kinds(topology, cost)
-    if sync not in SYNC_MODES:
-        raise ValueError(f'sync must be "step" or "micro_batch", got {sync!r}.')
-    if micro_batches is not None and (int(micro_batches) != micro_batches or micro_batches < 1):
-        raise ValueError(
-            f"micro_batches must be a whole number of at least 1 or None, got {micro_batches!r}."
-        )
-    for name, count, least in (("slots_multiple_of", slots_multiple_of, 1), ("effort", effort or 0, 0)):
-        if int(count) != count or count < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {count!r}.")
+    check_choice("sync", sync, SYNC_MODES)
+    if micro_batches is not None:
+        micro_batches = check_count("micro_batches", micro_batches, or_none=True)
+    slots_multiple_of = check_count("slots_multiple_of", slots_multiple_of)
+    if effort is not None:
+        effort = check_count("effort", effort, least=0, or_none=True)
     if micro_batches is not None and micro_batches % slots_multiple_of:
         raise ValueError(
             f"micro_batches must be a multiple of slots_multiple_of, got {micro_batches} and "
@@ -279,11 +290,11 @@ def make_problem(
         max_tokens=capacity,
         cp_degrees=degrees,
         sync=sync,
-        micro_batches=None if micro_batches is None else int(micro_batches),
+        micro_batches=micro_batches,
         seed=whole("seed", seed),
-        slots_multiple_of=int(slots_multiple_of),
-        effort=None if effort is None else int(effort),
-        min_length=_check_min_length(min_length or {}, degrees),
+        slots_multiple_of=slots_multiple_of,
+        effort=effort,
+        min_length=_check_min_length({} if min_length is None else min_length, degrees),
     )
     if check_fits:
         _check_fits(problem)
@@ -301,12 +312,19 @@ def check_kinds(topology: Any, cost: Any) -> None:
         )
 
 
+def _is_whole(value: Any, least: int) -> bool:
+    try:
+        return check_count("", value, least=least) >= least
+    except ValueError:
+        return False
+
+
 def _check_min_length(min_length: Mapping[int, int], degrees: tuple[int, ...]) -> dict[int, int]:
-    unknown = sorted(set(min_length) - set(degrees))
-    if unknown or any(int(n) != n or n < 0 for n in min_length.values()):
+    known = isinstance(min_length, Mapping) and all(degree in degrees for degree in min_length)
+    if not known or not all(_is_whole(tokens, 0) for tokens in min_length.values()):
         raise ValueError(
-            f"min_length must map degrees of cp_degrees {degrees} to whole numbers of tokens, got "
-            f"{dict(min_length)!r}."
+            f"min_length must map degrees of cp_degrees {degrees} to whole numbers of tokens, such as "
+            f"{{{degrees[-1]}: 4096}}, got {min_length!r}."
         )
     # Pieces get shorter with the degree, and plans rest on that: wider ones take nothing shorter.
     rising = itertools.accumulate((int(min_length.get(degree, 0)) for degree in degrees), max)
@@ -326,11 +344,14 @@ def _check_capacity(max_tokens: int | Sequence[int] | Ints, ranks: int) -> Ints:
 
 
 def _check_degrees(cp_degrees: Sequence[int], ranks: int) -> tuple[int, ...]:
-    if not isinstance(cp_degrees, Iterable):
+    if not isinstance(cp_degrees, Iterable) or isinstance(cp_degrees, (str, bytes)):
         raise TypeError(f"cp_degrees must hold the allowed degrees, such as (1, 2, 4), got {cp_degrees!r}.")
-    degrees = tuple(sorted({int(degree) for degree in cp_degrees}))
-    if not degrees or degrees[0] < 1 or any(int(degree) != degree for degree in cp_degrees):
-        raise ValueError(f"cp_degrees must hold whole numbers of at least 1, got {tuple(cp_degrees)!r}.")
+    given = tuple(cp_degrees)
+    if not given or not all(_is_whole(degree, 1) for degree in given):
+        raise ValueError(
+            f"cp_degrees must hold whole numbers of at least 1, such as (1, 2, 4), got {given!r}."
+        )
+    degrees = tuple(sorted({int(degree) for degree in given}))
     if degrees[-1] > ranks:
         raise ValueError(
             f"cp_degrees must not exceed the number of ranks: degree {degrees[-1]} needs {degrees[-1]} "

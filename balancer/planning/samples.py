@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from balancer.planning.counts import check_count
 from balancer.planning.layout import Layout, layout_of
 from balancer.planning.problem import Ints
 
@@ -67,6 +68,4 @@ def slots_of_parts(slot: Ints, parts: Ints) -> Ints:
 
 def check_max_samples(max_samples: int) -> int:
     """Raises ValueError unless it is a whole number of at least 1."""
-    if isinstance(max_samples, bool) or int(max_samples) != max_samples or max_samples < 1:
-        raise ValueError(f"max_samples must be a whole number of at least 1 or None, got {max_samples!r}.")
-    return int(max_samples)
+    return check_count("max_samples", max_samples, or_none=True)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from balancer import CostModel, Planner, Topology, admission, check_plan, plan_step
+from balancer import POLICIES, CostModel, Planner, Topology, admission, check_plan, plan_step
 
 COST = CostModel(linear=2e-4, quadratic=1e-8, fixed=0.05)
 
@@ -152,6 +152,19 @@ BAD = [
     ({"min_length": {3: 5}}, r"min_length must map degrees"),
     ({"slots_multiple_of": 0}, r"slots_multiple_of must be"),
     ({"effort": -1}, r"effort must be"),
+    ({"micro_batches": True}, r"micro_batches must be a whole number of at least 1 or None, got True"),
+    ({"micro_batches": float("nan")}, r"micro_batches must be .* got nan"),
+    ({"slots_multiple_of": "2"}, r"slots_multiple_of must be .* got '2'"),
+    ({"effort": float("inf")}, r"effort must be a whole number of at least 0 or None, got inf"),
+    ({"max_samples": [3]}, r"max_samples must be .* or None, got \[3\]"),
+    ({"cp_degrees": [True]}, r"cp_degrees must hold whole numbers.* got \(True,\)"),
+    ({"cp_degrees": [1, None]}, r"such as \(1, 2, 4\), got \(1, None\)"),
+    ({"min_length": [5]}, r"min_length must map degrees.*such as \{1: 4096\}, got \[5\]"),
+    ({"min_length": {1: 1.5}}, r"min_length must map"),
+    ({"policy": ["balanced"]}, r"policy must be one of"),
+    ({"sync": None}, r"sync must be one of"),
+    ({"table_or_lengths": [[1], [2, 3]]}, r"got \[\[1\], \[2, 3\]\]. Give a list"),
+    ({"table_or_lengths": None}, r"Give a list or an array of ints"),
 ]
 
 
@@ -174,6 +187,40 @@ def test_a_number_or_a_name_in_place_of_an_object_gets_a_sentence(change, senten
     step = {"table_or_lengths": [10, 20], "topology": Topology(4), "max_tokens": 100, "cost": COST}
     with pytest.raises(TypeError, match=sentence):
         plan_step(**(step | change))
+
+
+@pytest.mark.parametrize("degrees", ["12", b"x"])
+def test_degrees_are_no_text(degrees):
+    with pytest.raises(TypeError, match=r"cp_degrees must hold the allowed degrees"):
+        plan_step([10], topology=Topology(4), max_tokens=100, cost=COST, cp_degrees=degrees)
+
+
+def test_degrees_come_in_any_order_and_any_number_of_times():
+    step = {"topology": Topology(4), "max_tokens": 100, "cost": COST}
+    plans = [plan_step([190, 20], cp_degrees=degrees, **step) for degrees in ([4, 2, 1, 2], (1, 2, 4))]
+    assert plans[0].digest() == plans[1].digest()
+
+
+@pytest.mark.parametrize("sync", ["step", "micro_batch"])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_an_empty_step_has_an_empty_plan(policy, sync):
+    step = {"topology": Topology(4), "max_tokens": 100, "cost": COST}
+    plan = plan_step([], policy=policy, sync=sync, **step)
+    assert (len(plan.micro_batches), plan.num_slots, plan.time_s, plan.lower_bound_s, plan.gap) == (0,) * 5
+    check_plan(plan, [], **step)
+    assert [p.time_s for p in Planner(**step).ahead([[], []])] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("speed", [{}, b"x", [[1.0] * 4], ["a"] * 4, [1.0, 2.0], [0.0] * 4])
+def test_speeds_that_are_none_get_a_sentence(speed):
+    with pytest.raises(ValueError, match=r"Topology.speed must hold 4 finite positive numbers"):
+        Topology(4, speed=speed)
+
+
+@pytest.mark.parametrize("ranks", [True, 0, -1, 1.5, float("nan"), "3", None, [4]])
+def test_a_number_of_ranks_that_is_none_gets_a_sentence(ranks):
+    with pytest.raises(ValueError, match=r"Topology.ranks must be a whole number of at least 1, got "):
+        Topology(ranks)
 
 
 def test_a_cost_that_is_not_a_time_gets_a_sentence():
