@@ -60,3 +60,19 @@ def take_runs(
         target = out[offsets[i] : offsets[i + 1]]
         for t in range(size):
             target[t] = run[t]
+
+
+@kernel
+def count_labels(
+    labels: NDArray[Any], offsets: NDArray[np.int64], ignored: int, out: NDArray[np.int64]
+) -> None:
+    """Count in ``out[i]`` the labels of run i that are not ``ignored``, its first one left out.
+
+    A sum over all of them and differences of it take 3 ns a label instead of 0.3.
+    """
+    for i in range(out.size):
+        run = labels[offsets[i] : offsets[i + 1]]
+        kept = 0
+        for t in range(1, run.size):
+            kept += run[t] != ignored
+        out[i] = kept

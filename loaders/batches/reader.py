@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from loaders.batches import _kernels
 from loaders.batches.batch import Place
 from loaders.batches.collate import Packed, TokenRows
 from loaders.batches.joins import Join, join_columns, joins_of
@@ -77,7 +78,8 @@ class Reader(Dataset[Packed]):
         if share.fillers and self.collate_fn is None:
             rows, place = self._filled(rows, place, share)
         if inputs is None:
-            features, token_rows, columns = join_columns(rows.columns, self.joins, np.diff(rows.offsets))
+            lengths = np.diff(rows.offsets) if rows.columns else rows.offsets[:0]
+            features, token_rows, columns = join_columns(rows.columns, self.joins, lengths)
         else:  # the user's own function has had the arrays
             features, token_rows = {}, {}
             columns = {name: values for name, values in rows.columns.items() if name not in self.joins}
@@ -129,9 +131,8 @@ class Reader(Dataset[Packed]):
         tokens had no loss, since the other ranks cannot know.
         """
         assert rows.labels is not None
-        counted = np.concatenate([[0], np.cumsum(rows.labels != IGNORED)])
-        starts, ends = rows.offsets[:-1], rows.offsets[1:]
-        found = counted[ends] - counted[np.minimum(starts + 1, ends)]
+        found = np.empty(len(share), np.int64)
+        _kernels.count_labels(rows.labels, rows.offsets, IGNORED, found)
         expected = share.num_loss_tokens.copy()
         expected[list(rows.rejects)] = 0
         wrong = np.flatnonzero(found != expected)

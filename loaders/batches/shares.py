@@ -70,14 +70,18 @@ def shares_of_rank(
     are padded to its largest.
     """
     batches = plan.micro_batches
-    mine = {int(batches.slot[m]): int(m) for m in plan.for_rank(rank)}
-    slots = range(plan.num_slots) if every_slot or plan.sync == "micro_batch" else sorted(mine)
+    if plan.ranks == 1:  # all are its own, in slot order
+        mine = dict(zip(batches.slot.tolist(), range(len(batches)), strict=True))
+    else:
+        mine = {int(batches.slot[m]): int(m) for m in plan.for_rank(rank)}
+    all_slots = every_slot or plan.sync == "micro_batch"
+    slots = list(range(plan.num_slots) if all_slots else sorted(mine)) or [0]
     step_loss_tokens = int(table.num_loss_tokens.sum())
     width = np.zeros(plan.num_slots, np.int64)
     if pad_slots:
         np.maximum.at(width, batches.slot, batches.tokens // batches.cp_degree)
     shares = []
-    for slot in list(slots) or [0]:
+    for slot in slots:
         m = mine.get(slot)
         index = np.zeros(0, np.int64) if m is None else batches.samples(m)
         first_rank = rank if m is None else int(batches.first_rank[m])
@@ -85,7 +89,7 @@ def shares_of_rank(
             Share(
                 step=step,
                 slot=slot,
-                last_in_step=False,
+                last_in_step=slot == slots[-1],
                 cp_degree=1 if m is None else int(batches.cp_degree[m]),
                 cp_rank=rank - first_rank,
                 first_rank=first_rank,
@@ -101,10 +105,4 @@ def shares_of_rank(
                 fillers=() if fillers is None else fillers.of(first_rank, slot),
             )
         )
-    shares[-1] = _closing(shares[-1])
     return shares
-
-
-def _closing(share: Share) -> Share:
-    fields = {name: getattr(share, name) for name in Share.__slots__}
-    return Share(**{**fields, "last_in_step": True})

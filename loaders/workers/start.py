@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing import util
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.utils.data
 
@@ -34,6 +34,8 @@ LOOK_S = 1.0
 """How long a worker may outlive the training process."""
 WORDS = 2000
 """Bytes of the last words."""
+FIRST = 1 << 20
+"""Of what happens when a worker exits, before all else."""
 SPEECHLESS = 77
 """Exit code of a worker that could not send its batch."""
 
@@ -75,6 +77,7 @@ class WorkerStart:
             target=_end_with_parent, args=(self.folder,), name="evenload-parent-watch", daemon=True
         )
         watch.start()
+        util.Finalize(None, _end_if_left, args=(self.folder,), exitpriority=FIRST)
         desk = self.desks[worker]
         write_on(Slate(desk.cells, self.sources))
         write_to(self.slots, worker)
@@ -104,6 +107,17 @@ def _end_with_parent(folder: str | None) -> None:
     while os.getppid() == first and not multiprocessing.connection.wait([parent.sentinel], timeout=LOOK_S):
         pass
     # no clean exit: it would wait for the pipe to be read
+    _leave(folder)
+
+
+def _end_if_left(folder: str | None) -> None:
+    """Where torch's own check has ended the worker: others may have removed what a clean exit looks for."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        _leave(folder)
+
+
+def _leave(folder: str | None) -> NoReturn:
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
