@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import MappingProxyType
 
 from loaders.batches.joins import Join
+from loaders.media.checks import check_amounts, check_counts
 from loaders.media.expand import Placeholder
 from loaders.media.headers import MAX_IMAGE_PIXELS
 from loaders.media.images import Look
 from loaders.media.positions import POSITIONS
 from loaders.media.processor import ProcessorRule
 from loaders.media.rules import AudioRule, ImageRule, VideoGrid
-from packing.checks import nearest
+from packing.checks import check_choice, nearest
 
 KINDS = ("image", "audio", "video")
 PHASE_OF = MappingProxyType({"image": "vision", "video": "vision", "audio": "audio"})
@@ -33,6 +35,24 @@ class MediaKind:
     rule: ImageRule | AudioRule | VideoGrid | ProcessorRule
     wrap: tuple[int, int] | None = None
     """Tokens just before and behind the placeholder, which go when the medium is dropped."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str) or not self.column:
+            raise ValueError(f"MediaKind.column must name the column of the media, got {self.column!r}.")
+        check_counts(self, ("token",), least=0)
+        if not hasattr(self.rule, "keys") or isinstance(self.rule, Mapping):
+            raise TypeError(
+                "MediaKind.rule must say what media become, such as PatchGrid(), Tiles(), WhisperFrames() or "
+                f"VideoGrid(), got {self.rule!r}."
+            )
+        if self.wrap is not None and not (
+            isinstance(self.wrap, tuple | list)
+            and len(self.wrap) == 2
+            and all(isinstance(token, Integral) and token >= 0 for token in self.wrap)
+        ):
+            raise ValueError(
+                f"MediaKind.wrap must be the ids of the tokens before and behind, or None, got {self.wrap!r}."
+            )
 
     @property
     def placeholder(self) -> Placeholder:
@@ -107,6 +127,7 @@ class MediaRules:
                 f"{name} must be one of {', '.join(allowed)}, it is {value!r}."
                 f"{why or nearest(value, allowed)}"
             )
+        self._check_numbers()
         limited = self.max_tokens is not None or bool(self.max_units)
         if limited == (self.oversize == "keep"):
             raise ValueError(
@@ -116,6 +137,28 @@ class MediaRules:
         tokens = [kind.token for kind in self.kinds().values()]
         if len(set(tokens)) < len(tokens):
             raise ValueError(f"each kind of media needs a placeholder token of its own, they are {tokens}.")
+
+    def _check_numbers(self) -> None:
+        if not isinstance(self.max_units, Mapping):
+            raise TypeError(f"max_units must be a dict such as {{'vision': 5000}}, got {self.max_units!r}.")
+        if self.max_tokens is not None:
+            check_counts(self, ("max_tokens",))
+        for name, most in self.max_units.items():
+            check_choice("each name in max_units", name, self.phases())
+            if isinstance(most, bool) or not isinstance(most, Integral) or most < 0:
+                raise ValueError(f"max_units must be whole numbers of at least 0, {name!r} has {most!r}.")
+        check_counts(self, ("max_image_pixels",))
+        check_amounts(self, ("tolerance",), zero=True)
+        if self.tokens_per_second is not None:
+            check_amounts(self, ("tokens_per_second",))
+        share = isinstance(self.max_bad, float) and 0.0 <= self.max_bad <= 1.0
+        count = isinstance(self.max_bad, int) and not isinstance(self.max_bad, bool) and self.max_bad >= 0
+        if not share and not count:
+            raise ValueError(
+                f"max_bad must be a whole number of samples or a share from 0.0 to 1.0, got {self.max_bad!r}."
+            )
+        if not isinstance(self.look, Look):
+            raise TypeError(f"look must be a Look(mean=..., std=...), got {self.look!r}.")
 
     def kinds(self) -> dict[str, MediaKind]:
         """The kinds there are, by name."""

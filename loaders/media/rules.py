@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.media.checks import check_amounts, check_counts
 from loaders.media.errors import MediaError
 from loaders.media.grids import best_canvas, check_aspect, fit_to_factor, unpadded
 
@@ -66,6 +67,9 @@ class FixedImage:
     size: int = 336
     patch: int = 14
 
+    def __post_init__(self) -> None:
+        check_counts(self, ("tokens", "size", "patch"))
+
     def count(self, width: Ints, height: Ints) -> Counts:
         """The same for all."""
         check_aspect(width, height)
@@ -88,6 +92,10 @@ class PatchGrid:
     merge: int = 2
     min_pixels: int = 56 * 56
     max_pixels: int = 28 * 28 * 1280
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("patch", "merge", "max_pixels"))
+        check_counts(self, ("min_pixels",), least=0)
 
     def count(self, width: Ints, height: Ints) -> Counts:
         """Patches of the resized picture, and a token for every merge x merge of them."""
@@ -115,6 +123,10 @@ class Tiles:
     size: int = 336
     patch: int = 14
     canvases: tuple[tuple[int, int], ...] = ((672, 336), (336, 672), (672, 672), (336, 1008), (1008, 336))
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("size", "patch"))
+
     """Width and height of each allowed canvas, multiples of ``size``."""
 
     def count(self, width: Ints, height: Ints) -> Counts:
@@ -166,6 +178,7 @@ class WhisperFrames:
     count_padding: bool = False
 
     def __post_init__(self) -> None:
+        check_counts(self, ("window_s", "pool", "mels"))
         if self.long not in ("clip", "windows"):
             raise ValueError(f'long must be "clip" or "windows", it is {self.long!r}.')
 
@@ -207,6 +220,10 @@ class TokensPerSecond:
     max_s: float | None = None
     mels: int = 80
 
+    def __post_init__(self) -> None:
+        check_amounts(self, ("rate",) if self.max_s is None else ("rate", "max_s"))
+        check_counts(self, ("mels",))
+
     @property
     def limit_s(self) -> float | None:
         """Seconds that are kept."""
@@ -246,6 +263,11 @@ class VideoGrid:
     min_pixels: int = 128 * 28 * 28
     max_pixels: int = 768 * 28 * 28
     total_pixels: int = int(128_000 * 28 * 28 * 0.9)
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("patch", "merge", "temporal", "max_frames", "max_pixels", "total_pixels"))
+        check_counts(self, ("min_frames", "min_pixels"), least=0)
+        check_amounts(self, ("fps",))
 
     def sampled_frames(self, num_frames: Ints, fps: NDArray[np.float64]) -> Ints:
         """[I] frames taken: at ``fps``, within the limits and what there is, a multiple of ``temporal``.

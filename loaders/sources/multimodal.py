@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ class MultimodalSource(Source):
     def __init__(
         self, source: Source, rules: MediaRules, *, cache: str | None = None, threads: int = 8
     ) -> None:
+        if not isinstance(source, Source):
+            raise TypeError(
+                "MultimodalSource needs an opened source, such as open_source(path, carry=[...]), got "
+                f"{type(source).__name__}."
+            )
+        if not isinstance(rules, MediaRules):
+            raise TypeError(f"rules must be MediaRules, got {rules!r}.")
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+            raise ValueError(f"threads must be a whole number of at least 1, got {threads!r}.")
+        if cache is not None and (not isinstance(cache, str | os.PathLike) or Path(cache).is_dir()):
+            raise ValueError(f"cache must be a file to keep what was found of the media in, got {cache!r}.")
         self.source = source
         self.rules = rules
         self.name = source.name

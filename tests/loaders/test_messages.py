@@ -19,6 +19,8 @@ from balancer import CostModel, Topology
 from loaders import DataLoader, Mixture, open_source
 from loaders.cli.app import app, main
 from loaders.cli.errors import EXPECTED, sentence
+from loaders.media import MediaKind, MediaRules, PatchGrid, VideoGrid, WhisperFrames
+from loaders.sources.multimodal import MultimodalSource
 
 ROWS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
 
@@ -105,17 +107,26 @@ def loader(**arguments: Any) -> DataLoader:
     return DataLoader(open_source("good.parquet"), batch_size=2, max_tokens=100, **arguments)
 
 
-WRONG = (1.5, float("nan"), True, "x", [], {}, object(), 2**70)
-"""No whole numbers, none at least."""
+WRONG = {
+    "half": 1.5,
+    "nan": float("nan"),
+    "true": True,
+    "text": "x",
+    "list": [],
+    "dict": {},
+    "object": object(),
+    "huge": 2**70,
+}
+"""Nothing that could be a count, by a name that is the same in every process."""
 
 
-@pytest.mark.parametrize("value", WRONG, ids=str)
+@pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("name", ["seed", "micro_batches", "max_samples", "pad_to", "bos", "eos", "window"])
-def test_arguments_that_are_no_numbers_are_named(data: Path, name: str, value: Any) -> None:
-    if name == "seed" and value == 2**70:
+def test_arguments_that_are_no_numbers_are_named(data: Path, name: str, kind: str) -> None:
+    if (name, kind) == ("seed", "huge"):
         return  # a seed of any size will do
     with pytest.raises((ValueError, TypeError), match=name):
-        loader(**{name: value})
+        loader(**{name: WRONG[kind]})
 
 
 @pytest.mark.parametrize(
@@ -485,3 +496,44 @@ def test_a_page_that_cannot_be_finished_is_not_there(data: Path, monkeypatch: py
     monkeypatch.setattr("loaders.reporting.page.page", interrupted)
     told(*REPORT, "--steps", "1", "--search-steps", "1", "--cp-degrees", "1", "--out", "page.html")
     assert [path.name for path in data.iterdir()] == ["good.parquet"]
+
+
+# ---------------------------------------------------------------------------------------- media
+
+
+def images(**rules: Any) -> MediaRules:
+    return MediaRules(image=MediaKind(column="images", token=9, rule=PatchGrid()), **rules)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PatchGrid(patch=0), "PatchGrid.patch must be a whole number of at least 1, got 0"),
+        (lambda: PatchGrid(merge=1.5), "PatchGrid.merge must be a whole number"),
+        (lambda: VideoGrid(fps=float("nan")), "VideoGrid.fps must be a finite number above 0, got nan"),
+        (lambda: WhisperFrames(mels="80"), "WhisperFrames.mels must be a whole number"),
+        (lambda: MediaKind(column="", token=9, rule=PatchGrid()), "MediaKind.column must name the column"),
+        (lambda: MediaKind(column="a", token=-1, rule=PatchGrid()), "MediaKind.token must be a whole number"),
+        (lambda: MediaKind(column="a", token=9, rule=14), "MediaKind.rule must say what media become"),
+        (
+            lambda: MediaKind(column="a", token=9, rule=PatchGrid(), wrap=(1,)),
+            "MediaKind.wrap must be the ids",
+        ),
+        (lambda: images(max_units={"visoin": 5}, oversize="drop"), "Did you mean 'vision'?"),
+        (lambda: images(max_units={"vision": -1}, oversize="drop"), "'vision' has -1"),
+        (lambda: images(max_tokens=1.5, oversize="drop"), "MediaRules.max_tokens must be a whole number"),
+        (lambda: images(max_bad=1.5), "max_bad must be a whole number of samples or a share"),
+        (lambda: images(tolerance=-0.1), "MediaRules.tolerance must be a finite number of at least 0"),
+        (lambda: images(tokens_per_second=0), "MediaRules.tokens_per_second must be a finite number above 0"),
+        (lambda: images(look=5), "look must be a Look"),
+        (lambda: images(on_bad="skipp"), "Did you mean 'skip'?"),
+        (lambda: MultimodalSource("good.parquet", images()), "needs an opened source"),
+        (lambda: MultimodalSource(open_source("good.parquet"), {"image": 1}), "rules must be MediaRules"),
+        (lambda: MultimodalSource(open_source("good.parquet"), images(), threads=0), "threads must be"),
+        (lambda: MultimodalSource(open_source("good.parquet"), images(), cache="."), "cache must be a file"),
+    ],
+)
+def test_rules_of_media_are_checked_when_they_are_made(data: Path, make: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as failure:
+        make()
+    assert message in str(failure.value)
