@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
@@ -15,6 +16,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "tests/ray/" in str(item.path):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Where actors take minutes to start, the machine is busy and the cluster not lost."""
+    if importlib.util.find_spec("ray") is not None:
+        monkeypatch.setattr("loaders.ray_engine.engine.PATIENCE_S", 900.0)
 
 
 @pytest.fixture(scope="session")
