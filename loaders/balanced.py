@@ -165,7 +165,13 @@ class Balanced:
 
     def count(self) -> int:
         """Steps of an epoch: of the one that is running, or comes next."""
-        return self.planning.steps.count(self.cursor.epoch)
+        return self.planning.steps.count(self.cursor.begin)
+
+    def begin_of(self, epoch: int | None) -> Cursor:
+        """Where an epoch begins: the current one, or another as if it came next."""
+        if epoch is None or epoch == self.cursor.epoch:
+            return self.cursor.begin
+        return epoch_begin(self.cursor, epoch)
 
 
 class BalancedIterator(Iterator[Batch]):
@@ -221,7 +227,7 @@ class BalancedIterator(Iterator[Batch]):
         return self
 
     def __len__(self) -> int:
-        return self._owner.planning.steps.count(self._cursor.epoch)
+        return self._owner.planning.steps.count(self._cursor.begin)
 
 
 def _finished(owner: Balanced, reading: Iterator[Packed | Batch]) -> Iterator[Batch]:
@@ -275,11 +281,17 @@ class OrderSampler(Sampler[Any]):
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
-        self.epoch = 0
+        self.begin = Cursor()
+        """Where the epoch begins that is shown."""
 
-    def set_epoch(self, epoch: int) -> None:
-        """Show another epoch's order."""
-        self.epoch = epoch
+    @property
+    def epoch(self) -> int:
+        """The epoch that is shown."""
+        return self.begin.epoch
+
+    def set_epoch(self, epoch: int, first_step: int = 0) -> None:
+        """Show another epoch's order, as it is after so many steps."""
+        self.begin = Cursor(epoch=epoch, step=first_step, first_step=first_step)
 
     def __len__(self) -> int:
         return self.steps.order.size(self.epoch)
@@ -307,11 +319,11 @@ class StepSampler(Sampler[list[Any]]):
         self.drop_last = steps.drop_last
 
     def __len__(self) -> int:
-        return self.steps.count(self.sampler.epoch)
+        return self.steps.count(self.sampler.begin)
 
     def __iter__(self) -> Iterator[list[Any]]:
         pairs = len(self.steps.catalogs) > 1
-        cursor = Cursor(epoch=self.sampler.epoch)
+        cursor = self.sampler.begin
         while (found := self.steps.members(cursor)) is not None:
             table, cursor = found
             first = table.start == 0

@@ -26,6 +26,7 @@ from loaders.planning.step import Planning
 from loaders.quarantine import Quarantine
 from loaders.ray_engine import open_engine
 from loaders.ray_engine.demand import coming_tokens
+from loaders.state import Cursor
 from loaders.workers.reading import Noted, ReadingLoader
 from loaders.workers.timed import TimedReader
 
@@ -86,7 +87,7 @@ def prepare(dataset: Any, asked: Asked) -> Prepared:
         tokens=asked.step_tokens,
         drop_last=asked.drop_last,
     )
-    if steps.drop_last and steps.samples is not None and not steps.count(0):
+    if steps.drop_last and steps.samples is not None and not steps.count(Cursor()):
         logger.warning(
             "%d samples do not make one step of %d, and drop_last leaves smaller steps out.",
             opened.order.size(0),

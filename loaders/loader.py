@@ -217,7 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return
         self._mode.standing.set_epoch(epoch)
         if isinstance(self.sampler, OrderSampler):
-            self.sampler.set_epoch(epoch)
+            self.sampler.set_epoch(epoch, self._required().cursor.first_step)
 
     def _get_iterator(self) -> Any:
         return iterator_of(self)
@@ -291,7 +291,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def step(self, index: int, *, epoch: int | None = None) -> StepView:
         """The ``index``-th step of an epoch (by default of the current one), planned for all ranks."""
         balanced = self._required()
-        return step_of_epoch(balanced.planning, balanced.cursor.epoch if epoch is None else epoch, index)
+        return step_of_epoch(balanced.planning, balanced.begin_of(epoch), index)
 
     def where(self, row: int, *, source: int | str = 0, epoch: int | None = None) -> list[Whereabouts]:
         """The steps, ranks and slots that compute a row of a source in an epoch (by default the current one).
@@ -306,8 +306,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             if source not in self.source_names:
                 raise ValueError(f"source must be one of {', '.join(self.source_names)}, got {source!r}.")
             source = list(self.source_names).index(source)
-        chosen = balanced.cursor.epoch if epoch is None else epoch
-        return whereabouts(balanced.planning, chosen, source, row)
+        return whereabouts(balanced.planning, balanced.begin_of(epoch), source, row)
 
     @property
     def planning(self) -> Planning:
@@ -331,8 +330,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             steps: look at the first so many steps only.
         """
         balanced = self._required()
-        chosen = balanced.cursor.epoch if epoch is None else epoch
-        return heaviest(balanced.planning, epoch=chosen, count=count, by=by, steps=steps)
+        return heaviest(balanced.planning, balanced.begin_of(epoch), count=count, by=by, steps=steps)
 
     def rehearse(
         self, count: int = 1, *, by: str = "tokens", epoch: int | None = None, steps: int | None = None

@@ -19,11 +19,18 @@ class Cursor:
     """First position of the epoch that no finished step holds."""
     step: int = 0
     """Finished steps, over all epochs."""
+    first_step: int = 0
+    """Steps that were finished when the epoch began: by it a function for ``step_tokens`` counts."""
+
+    @property
+    def begin(self) -> Cursor:
+        """Where the cursor's epoch began."""
+        return replace(self, position=0, step=self.first_step)
 
 
 def epoch_begin(cursor: Cursor, epoch: int) -> Cursor:
     """Where an epoch begins, as many steps on as ``cursor``."""
-    return replace(cursor, epoch=epoch, position=0)
+    return Cursor(epoch=epoch, step=cursor.step, first_step=cursor.step)
 
 
 def to_state(cursor: Cursor, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,6 +40,7 @@ def to_state(cursor: Cursor, identity: Mapping[str, Any]) -> dict[str, Any]:
         "epoch": cursor.epoch,
         "position": cursor.position,
         "step": cursor.step,
+        "first_step": cursor.first_step,
         "identity": dict(identity),
     }
 
@@ -59,7 +67,8 @@ def from_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Cursor:
             f"the state belongs to another order of samples: {detail}. Resuming would repeat or skip "
             "samples. Open the same data with the same arguments, or start anew without a state."
         )
-    return Cursor(epoch=int(state["epoch"]), position=int(state["position"]), step=int(state["step"]))
+    fields = {name: int(state[name]) for name in Cursor.__slots__ if name in state}
+    return Cursor(**fields)
 
 
 def check_version(version: int, newest: int) -> None:

@@ -14,7 +14,7 @@ from loaders.state import Cursor
 from packing.table import SampleTable
 
 WINDOW = 1024
-"""Positions that are looked up at once to find where a step of so many tokens ends."""
+"""Positions that are looked up at once, at most, to find where a step of so many tokens ends."""
 
 AHEAD = 4096
 """Positions that are looked up at once for steps of a fixed size in a row: a call takes 25 us."""
@@ -48,6 +48,8 @@ class Steps:
     drop_last: bool
     _ahead: list[_Window] = field(default_factory=list, init=False)
     """The window that was looked up last; another thread may look up others."""
+    _usual: list[int] = field(default_factory=lambda: [WINDOW], init=False)
+    """Positions that are likely to hold a step of so many tokens: looking up more may read long rows in vain."""
 
     def members(self, cursor: Cursor) -> tuple[SampleTable, Cursor] | None:
         """Samples of the step at ``cursor`` and the cursor behind it; ``None`` at the end of the epoch.
@@ -66,26 +68,28 @@ class Steps:
             return table, replace(cursor, position=end, step=cursor.step + 1)
         return self._up_to_tokens(cursor, size)
 
-    def count(self, epoch: int, position: int = 0, step: int = 0) -> int:
-        """Steps of the epoch from ``position`` on.
+    def count(self, cursor: Cursor) -> int:
+        """Steps of the epoch from ``cursor`` on.
 
         Cost: O(1) for steps of equal sample counts; else the rest of the epoch's lengths are looked up.
         """
-        size = self.order.size(epoch)
+        size = self.order.size(cursor.epoch)
         if self.samples is not None:
-            left = max(size - position, 0)
+            left = max(size - cursor.position, 0)
             return left // self.samples if self.drop_last else math.ceil(left / self.samples)
-        cursor = Cursor(epoch=epoch, position=position, step=step)
+        before = cursor.step
         while (found := self._up_to_tokens(cursor, size)) is not None:
             cursor = found[1]
-        return cursor.step - step
+        return cursor.step - before
 
     def _up_to_tokens(self, cursor: Cursor, size: int) -> tuple[SampleTable, Cursor] | None:
         assert self.tokens is not None
         wanted = tokens_wanted(self.tokens, cursor.step)
         start, held, pieces = cursor.position, 0, []
+        look = self._usual[0]
         while start < size:
-            stop = min(start + WINDOW, size)
+            stop = min(start + look, size)
+            look = min(2 * look, WINDOW)
             table = self._table(cursor.epoch, start, stop)
             whole = np.flatnonzero(table.start == 0)  # first piece of each sample
             tokens = np.add.reduceat(table.num_tokens, whole)
@@ -93,6 +97,8 @@ class Steps:
             if reached < tokens.size:
                 last = int(whole[reached + 1]) if reached + 1 < whole.size else len(table)
                 pieces.append(table.take(np.arange(last)))
+                samples = start + reached + 1 - cursor.position
+                self._usual[0] = min(samples + samples // 4 + 8, WINDOW)
                 return join(pieces), replace(cursor, position=start + reached + 1, step=cursor.step + 1)
             pieces.append(table)
             held += int(tokens.sum())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from loaders.planning.rehearsal import HeavyBatch
 from loaders.planning.step import Planning
 from loaders.planning.tracing import StepView
+from loaders.state import Cursor
 
 PERCENTILES = (50, 90, 99)
 LOOKED_AT = 1 << 18
@@ -90,7 +91,7 @@ def inspect_loader(loader: Any, *, steps: int = 2, worst: int = 0, epoch: int = 
         epoch: which epoch.
     """
     planning: Planning = loader.planning
-    total = planning.steps.count(epoch)
+    total = planning.steps.count(Cursor(epoch=epoch))
     views = [loader.step(index, epoch=epoch) for index in range(min(steps, total))]
     names = loader.source_names
     shares = _shares(planning, epoch)

@@ -52,13 +52,13 @@ class HeavyBatch:
 
 
 def heaviest(
-    planning: Planning, *, epoch: int, count: int, by: str = "tokens", steps: int | None = None
+    planning: Planning, begin: Cursor, *, count: int, by: str = "tokens", steps: int | None = None
 ) -> list[HeavyBatch]:
     """The ``count`` heaviest micro-batches of an epoch, heaviest first; ties as they come.
 
     Args:
         planning: of the loader.
-        epoch: which one.
+        begin: of the epoch.
         count: how many.
         by: ``"tokens"``, ``"samples"``, ``"time"``, or a phase (``"vision"``).
         steps: look at the first so many steps; ``None``: at all.
@@ -75,7 +75,7 @@ def heaviest(
         raise ValueError(f"count must be at least 1, got {count!r}.")
     found = (
         heavy
-        for index, planned in enumerate(islice(planning.epoch(Cursor(epoch=epoch)), steps))
+        for index, planned in enumerate(islice(planning.epoch(begin), steps))
         for heavy in _batches(planned, index)
     )
     return heapq.nlargest(count, found, key=lambda heavy: heavy.weight(by))

@@ -60,64 +60,64 @@ class Whereabouts:
     """First token of the piece within its row."""
 
 
-def step_of_epoch(planning: Planning, epoch: int, index: int) -> StepView:
-    """The ``index``-th step of an epoch, planned.
+def step_of_epoch(planning: Planning, begin: Cursor, index: int) -> StepView:
+    """The ``index``-th step of the epoch that begins at ``begin``, planned.
 
     Cost: one step where steps have equally many samples; else the steps before it are looked up, not planned.
-    A function for ``step_tokens`` is asked for the numbers of a first epoch.
 
     Raises:
         IndexError: the epoch has fewer steps.
     """
     steps = planning.steps
-    cursor = Cursor(epoch=epoch)
+    wanted = begin.step + index
+    cursor = begin
     if steps.samples is not None and index >= 0:
-        cursor = replace(cursor, position=index * steps.samples, step=index)
-    while cursor.step < index and (found := steps.members(cursor)) is not None:
+        cursor = replace(begin, position=index * steps.samples, step=wanted)
+    while cursor.step < wanted and (found := steps.members(cursor)) is not None:
         cursor = found[1]
-    planned: PlannedStep | None = planning.plan(cursor) if cursor.step == index else None
+    planned: PlannedStep | None = planning.plan(cursor) if cursor.step == wanted else None
     if planned is None:
-        raise IndexError(f"epoch {epoch} has steps 0..{steps.count(epoch) - 1}, asked for {index}.")
+        raise IndexError(f"epoch {begin.epoch} has steps 0..{steps.count(begin) - 1}, asked for {index}.")
     return StepView(index=index, table=planned.table, plan=planned.plan)
 
 
-def whereabouts(planning: Planning, epoch: int, source: int, row: int) -> list[Whereabouts]:
-    """All places of a row in an epoch; none where it is dropped, empty or not drawn.
+def whereabouts(planning: Planning, begin: Cursor, source: int, row: int) -> list[Whereabouts]:
+    """All places of a row in the epoch from ``begin``; none where it is dropped, empty or not drawn.
 
     Cost: a pass over the epoch's order (some 20 million positions a second), then one plan for each hit.
     """
     return [
         Whereabouts(
-            epoch=epoch,
+            epoch=begin.epoch,
             step=view.index,
             ranks=tuple(view.ranks_of(piece)),
             slot=view.slot_of(piece),
             start=int(view.table.start[piece]),
         )
-        for view in _steps_with(planning, epoch, source, row)
+        for view in _steps_with(planning, begin, source, row)
         for piece in np.flatnonzero((view.table.source == source) & (view.table.row == row)).tolist()
     ]
 
 
-def _steps_with(planning: Planning, epoch: int, source: int, row: int) -> Iterator[StepView]:
+def _steps_with(planning: Planning, begin: Cursor, source: int, row: int) -> Iterator[StepView]:
     steps = planning.steps
     if steps.samples is None:
-        cursor: Cursor = Cursor(epoch=epoch)
+        cursor = begin
         while (members := steps.members(cursor)) is not None:
             table, behind = members
             if np.any((table.source == source) & (table.row == row)):
-                yield step_of_epoch(planning, epoch, cursor.step)
+                yield step_of_epoch(planning, begin, cursor.step - begin.step)
             cursor = behind
         return
-    size = steps.order.size(epoch)
+    size = steps.order.size(begin.epoch)
     if steps.drop_last:
         size -= size % steps.samples
     indices: set[int] = set()
     for start in range(0, size, LOOKED_AT):
         positions = np.arange(start, min(start + LOOKED_AT, size))
-        sources, places = steps.order.locate(epoch, positions)
+        sources, places = steps.order.locate(begin.epoch, positions)
         mine = np.flatnonzero(sources == source)
         hits = mine[steps.catalogs[source].rows(places[mine]) == row]
         indices.update((positions[hits] // steps.samples).tolist())
     for index in sorted(indices):
-        yield step_of_epoch(planning, epoch, index)
+        yield step_of_epoch(planning, begin, index)

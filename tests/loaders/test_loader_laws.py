@@ -324,3 +324,30 @@ def test_an_epoch_without_a_whole_step_is_told(caplog):
     assert len(loader) == 0
     assert list(loader) == []
     assert "2 samples do not make one step of 5, and drop_last leaves smaller steps out" in caplog.text
+
+
+def test_step_tokens_follow_the_steps_of_all_epochs_in_everything_that_is_told():
+    def make():
+        return DataLoader(
+            ArraySource(range(1, 40)),
+            step_tokens=lambda step: 20 * (1 + step % 5),
+            max_tokens=128,
+            shuffle=True,
+        )
+
+    loader = make()
+    list(loader)
+    for epoch in (1, 2):
+        loader.set_epoch(epoch)
+        told = len(loader), list(loader.batch_sampler), loader.step(3).sample_ids[:, 1].tolist()
+        where = [place.step for place in loader.where(7)]
+        steps = [step[0].sample_ids[:, 1].tolist() for step in epoch_of(loader)]  # one rank, one batch a step
+        state = loader.state_dict()
+        given = [sorted(step) for step in steps]
+        assert told[0] == len(steps)
+        assert [sorted(step) for step in told[1]] == given
+        assert sorted(told[2]) == given[3]
+        assert where == [number for number, step in enumerate(given) if 7 in step]
+        other = make()
+        other.load_state_dict(state)
+        assert len(other) == len(loader)
