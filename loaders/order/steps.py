@@ -49,7 +49,7 @@ class Steps:
     _ahead: list[_Window] = field(default_factory=list, init=False)
     """The window that was looked up last; another thread may look up others."""
     _usual: list[int] = field(default_factory=lambda: [WINDOW], init=False)
-    """Positions that are likely to hold a step of so many tokens: looking up more may read long rows in vain."""
+    """Positions that are likely to hold a step of so many tokens: more may be long rows, read in vain."""
 
     def members(self, cursor: Cursor) -> tuple[SampleTable, Cursor] | None:
         """Samples of the step at ``cursor`` and the cursor behind it; ``None`` at the end of the epoch.
