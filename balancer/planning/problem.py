@@ -139,12 +139,19 @@ class Problem:
             return np.empty((0, count), np.int64)
         if all(degree in self._cache for degree in cp_degrees):
             return np.stack([self._cache[degree][:count] for degree in cp_degrees])
-        return self._by_degree(cp_degrees, self.num_tokens[:count])
+        longest = self._by_degree(cp_degrees, self.num_tokens[:count])
+        self._cache["longest"] = dict(zip(cp_degrees, longest, strict=True))
+        return longest
 
     def work_ns_of(self, cp_degrees: Sequence[int], samples: Ints) -> Ints:
         """[D, samples] the same for some samples."""
         if all(degree in self._cache for degree in cp_degrees):
             return np.stack([self._cache[degree][samples] for degree in cp_degrees])
+        longest = self._cache.get("longest", {})
+        if len(cp_degrees) == 1 and cp_degrees[0] in longest and samples.size:
+            known: Ints = longest[cp_degrees[0]]
+            if int(samples.max()) < known.size:
+                return known[samples][None]
         return self._by_degree(cp_degrees, self.num_tokens[samples])
 
     def cost_of(self, length: int) -> list[int]:

@@ -7,6 +7,7 @@ import numpy as np
 from balancer._kernels import search as kernels
 from balancer.planning.blocks import Blocks, make_blocks
 from balancer.planning.layout import SPEED_UNIT, Layout, layout_of, objective_ns, slots_of, slowness
+from balancer.planning.longest import TooLong
 from balancer.planning.problem import Ints, Problem, padded
 
 MOST_SAMPLES = 96
@@ -74,7 +75,10 @@ def improve(problem: Problem, layout: Layout, lower_bound_ns: int) -> Layout:
             problem.seed + run, enough, batch_of, block, slot,
         )  # fmt: skip
         found = _layout(blocks, batch_of, block, slot if by_slot else None)
-        time_ns = objective_ns(problem, found)
+        try:
+            time_ns = objective_ns(problem, found)
+        except TooLong:
+            break  # trials add times without a check of 64 bits
         if time_ns < best_ns:
             best, best_ns = found, time_ns
     return best

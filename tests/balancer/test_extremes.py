@@ -7,7 +7,7 @@ import pytest
 
 from balancer import POLICIES, CostModel, StepPlan, Topology, check_plan, plan_step
 from balancer.cost import Communication
-from balancer.planning import nested
+from balancer.planning import nested, search
 from balancer.planning.longest import TooLong
 
 UNIT = "check their unit"
@@ -149,3 +149,20 @@ def test_an_empty_step_is_planned_on_a_slow_cluster_too():
     assert plan_step([], cost=CostModel(1e-4, fixed=1e6), **step).time_s == 0
     with pytest.raises(TooLong, match=UNIT):
         plan_step([], cost=CostModel(1e-4, fixed=1e300), **step)
+
+
+def test_a_search_that_ends_beyond_64_bits_leaves_the_plan_as_it_was(monkeypatch):
+    step = {"topology": Topology(4), "max_tokens": 100, "cost": CostModel(1e-3, 1e-5), "cp_degrees": (1, 2)}
+    lengths = np.array([90, 80, 70, 60, 50])
+    plain = plan_step(lengths, effort=0, **step)
+    timed, calls = search.objective_ns, []
+
+    def refuse_trials(problem, layout):
+        calls.append(layout)
+        if len(calls) > 1:
+            raise TooLong
+        return timed(problem, layout)
+
+    monkeypatch.setattr(search, "objective_ns", refuse_trials)
+    assert plan_step(lengths, **step).digest() == plain.digest()
+    assert len(calls) == 2
