@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -209,10 +210,20 @@ def _compare(
 def _draw(outcomes: list[PolicyOutcome], plot: Path | None, trace: Path | None) -> None:
     drawn = [outcome.first_plan for outcome in outcomes if outcome.first_plan is not None]
     balanced = [plan for plan in drawn if plan.policy == "balanced"] or drawn
-    for path in (plot, trace):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
     if balanced and plot is not None:
-        balanced[0].plot(plot)
+        _write_whole(plot, balanced[0].plot)
     if balanced and trace is not None:
-        balanced[0].trace(trace)
+        _write_whole(trace, balanced[0].trace)
+
+
+def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file at once. ``write`` takes its format from the suffix, so a name of its own keeps that."""
+    from loaders.packing_job.atomic import whole_file
+
+    with whole_file(path) as partial:
+        drawn = partial.with_name(partial.name + path.suffix)
+        try:
+            write(drawn)
+            drawn.replace(partial)
+        finally:
+            drawn.unlink(missing_ok=True)

@@ -391,6 +391,8 @@ class ChunkedSource(Source):
         loss_tokens: NDArray[np.int64] | None = None
         num_null = 0
         rejects: list[Reject] = []
+        first_file: dict[bool, int] = {}
+        """First file with labels, and first without."""
         chunks = range(self.layout.file.size)
         lean = self._without_carried()
         for chunk_id, chunk in enumerate(on_threads(lean.chunk, chunks, f"lengths of {self.name}")):
@@ -400,10 +402,17 @@ class ChunkedSource(Source):
                 loss_tokens = np.maximum(lengths - 1, 0)
             if loss_tokens is not None:
                 loss_tokens[rows] = chunk.num_loss_tokens()
+            first_file.setdefault(chunk.labels is not None, int(self.layout.file[chunk_id]))
             num_null += chunk.tokens.num_null - len(chunk.rejects)
             bad_rows = sorted(chunk.rejects.items())
             rejects.extend(
                 Reject(self.chunk_origin(chunk_id, row), reason, rows.start + row) for row, reason in bad_rows
+            )
+        if len(set(first_file.values())) > 1:
+            logger.warning(
+                "%s has a column of labels and %s has none: every token of such files is trained on. "
+                "Name the column with labels=, which all files must have then, or pass labels=False.",
+                *(self.place(first_file[labelled]) for labelled in (True, False)),
             )
         return Scan(lengths=lengths, loss_tokens=loss_tokens, num_null=num_null, rejects=tuple(rejects))
 

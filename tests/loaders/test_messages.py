@@ -451,6 +451,18 @@ def test_u43_files_that_agree_are_told_without_a_table(data: Path) -> None:
     assert "differ" not in str(failure.value)
 
 
+def test_u43_labels_that_only_some_files_have_are_told(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write("with.parquet", input_ids=[[1, 2]], labels=[[-100, 2]])
+    write("without.parquet", input_ids=[[1, 2]])
+    with caplog.at_level(logging.WARNING):
+        open_source(["with.parquet", "without.parquet"], cache=False).lengths()
+        assert "with.parquet has a column of labels and without.parquet has none" in caplog.text
+        caplog.clear()
+        open_source(["with.parquet", "without.parquet"], labels=False, cache=False).lengths()
+        open_source(["with.parquet", "with.parquet"], cache=False).lengths()
+    assert "has none" not in caplog.text
+
+
 # ------------------------------------------------------------------------- interrupts and pipes
 
 
@@ -494,7 +506,9 @@ def test_a_page_that_cannot_be_finished_is_not_there(data: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     monkeypatch.setattr("loaders.reporting.page.page", interrupted)
+    monkeypatch.setattr("balancer.plan.StepPlan.trace", lambda plan, path: interrupted(path.write_text("{")))
     told(*REPORT, "--steps", "1", "--search-steps", "1", "--cp-degrees", "1", "--out", "page.html")
+    told(*PLAN, "--trace", "step.json")
     assert [path.name for path in data.iterdir()] == ["good.parquet"]
 
 
