@@ -8,6 +8,7 @@ one is skipped, or named.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -82,6 +83,7 @@ class Readers:
         self._kinds = kinds
         self._handles: dict[str, Any] = {}
         self._processes: dict[str, str] = {}
+        self._turns: dict[str, threading.Lock] = {}
 
     def ask(self, readers: Sequence[int], number: int, share: Share, mine: NDArray[np.int64]) -> list[Answer]:
         """Start reading the samples at ``mine``, all of source ``number``, by its readers at once."""
@@ -108,28 +110,40 @@ class Readers:
             SampleError: a row ends its reader each time. Errors of reading come as they are.
             ReaderGone: the reader does not come back.
         """
-        question, reference = answer
+        return self._taken(*answer)
+
+    def _taken(self, question: Question, reference: Any | None) -> list[Reading]:
+        """The same; without a reference it is asked once more, alone."""
         ends = 0
         for _ in range(LOSSES):
             process = self._processes.get(question.name)
             try:
-                return [self._reading(reference)]
+                return [self._reading_alone(question) if reference is None else self._reading(reference)]
             except RayTaskError as error:
                 if not isinstance(error.cause, UnknownSource):
-                    raise error.cause from error
+                    raise error.cause from None
                 self._teach(question)
+                reference = None if reference is None else self._asked(question)[1]
             except LOST as error:
                 # a process that still lives, or was gone before it was asked, has not ended over these rows
                 ends += self._await(question.name) != process is not None
+                reference = None
                 logger.info("%s was lost: %s", question.name, error)
             if ends >= (1 if question.row.size > 1 else TRIES):
                 break
-            reference = self._asked(question)[1]
         else:
             raise ReaderGone(question.name)
         if question.row.size > 1:
-            return [reading for half in question.halves() for reading in self.take(self._asked(half))]
+            return [reading for half in question.halves() for reading in self._taken(half, None)]
         return [self._blamed(question)]
+
+    def _reading_alone(self, question: Question) -> Reading:
+        """Asked again while no other question is: a row that ends its reader takes those that wait with it.
+
+        Another builder's may still be; that it takes part `TRIES` times is unlikely.
+        """
+        with self._turns.setdefault(question.name, threading.Lock()):
+            return self._reading(self._asked(question)[1])
 
     def _reading(self, reference: Any) -> Reading:
         found: Reading = ray.get(reference)
@@ -138,7 +152,10 @@ class Readers:
     def _teach(self, question: Question) -> None:
         kind = pickled(self._kinds[question.number])
         with suppress(*LOST):  # then the question is asked in vain as well
-            ray.get(self._handle(question.name).learn.remote(self._plane, question.number, kind))
+            try:
+                ray.get(self._handle(question.name).learn.remote(self._plane, question.number, kind))
+            except RayTaskError as error:
+                raise error.cause from None
 
     def _blamed(self, question: Question) -> Reading:
         row, size = int(question.row[0]), int(question.num_tokens[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 import threading
 import time
 from collections import OrderedDict, defaultdict
@@ -23,9 +22,11 @@ from loaders.faults import Fault
 from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
 from loaders.ray_engine.asking import Readers
 from loaders.ray_engine.parcels import Parcel, to_parcel
+from loaders.ray_engine.raised import dismiss, remembered
 from loaders.ray_engine.readers import Kind
 from loaders.ray_engine.routing import Table
 from loaders.ray_engine.rows import concatenated, writable
+from loaders.ray_engine.session import unpickled
 
 WORKS = 16
 """Loaders that a builder serves; those that asked longest ago leave first, and may come back."""
@@ -131,7 +132,7 @@ class BatchBuilder:
 
         ``readers`` begins the name of each reader.
         """
-        made: Reader = pickle.loads(reader.data)
+        made: Reader = unpickled(reader)
         kinds = [
             Kind(source=source, capacity=made.capacity, skip_faults=made.skip_faults)
             for source in made.sources
@@ -220,7 +221,8 @@ class BatchBuilder:
         call = threading.get_ident()
         self._waiting[call] = int(share.num_tokens.sum()) * TOKEN_BYTES
         try:
-            built = _gathered(work, share)
+            with remembered():
+                built = _gathered(work, share)
         finally:
             self._waiting.pop(call, None)
         now = time.monotonic()
@@ -264,7 +266,11 @@ def _gathered(work: Work, share: Share) -> Built:
     tokens: dict[int, int] = {}
     sizes: dict[int, int] = {}
     for number, mine, answers in asked:
-        readings = [reading for answer in answers for reading in work.readers.take(answer)]
+        try:
+            readings = [reading for answer in answers for reading in work.readers.take(answer)]
+        except Exception:
+            dismiss(reference for _, _, others in asked for _, reference in others)
+            raise
         rows = concatenated([reading.rows for reading in readings])
         # a user's function may write into what it is given, which the store does not allow
         parts.append((mine, rows if reader.collate_fn is None else writable(rows)))

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from loaders.faults import Fault, without_length
 from loaders.opening import Opened, open_order
+from loaders.ray_engine.raised import remembered
 from loaders.ray_engine.rows import release_decoded
+from loaders.ray_engine.session import unpickled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,10 +44,12 @@ class CatalogKeeper:
         """Reference to the `SharedData`, in a list, so that it is not copied into the answer; or nothing."""
         return [self._kept[key]] if key in self._kept else []
 
-    def open(self, key: str, dataset: Any, options: Mapping[str, Any]) -> list[Any]:
-        """The same, and what is missing is found first."""
+    def open(self, key: str, dataset: NDArray[np.uint8], options: Mapping[str, Any]) -> list[Any]:
+        """The same, and what is missing is found first; ``dataset`` is pickled."""
         if key not in self._kept:
-            opened = open_order(dataset, **options)
+            data = unpickled(dataset)
+            with remembered():
+                opened = open_order(data, **options)
             lost: tuple[Fault, ...] = ()
             if options.get("on_bad") == "skip":
                 lost = tuple(fault for catalog in opened.catalogs for fault in without_length(catalog.source))

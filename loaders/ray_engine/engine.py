@@ -40,8 +40,9 @@ from loaders.ray_engine.catalogs import SharedData
 from loaders.ray_engine.parcels import to_packed
 from loaders.ray_engine.plane import Plane, actors_of_this_job
 from loaders.ray_engine.profile import Profile
+from loaders.ray_engine.raised import dismiss, raise_here
 from loaders.ray_engine.scaling import Scaler
-from loaders.ray_engine.session import data_name, join_cluster
+from loaders.ray_engine.session import data_name, join_cluster, pickled
 from loaders.ray_engine.watching import RESUME, Watch
 
 PATIENCE_S = 120.0
@@ -82,16 +83,17 @@ class Engine:
     def open(self, dataset: Any, **options: Any) -> Opened:
         """What `open_order` gives for the data: found by the first rank that asks, once for all of them."""
         key = data_name((dataset, sorted(options.items())))
+        told = pickled(dataset)
         give_up = time.monotonic() + PATIENCE_S
         while True:
             keeper = self.actors.get(self.actors.keeper)
             try:
-                found = ray.get(keeper.find.remote(key)) or ray.get(keeper.open.remote(key, dataset, options))
+                found = ray.get(keeper.find.remote(key)) or ray.get(keeper.open.remote(key, told, options))
                 data: SharedData = ray.get(found[0])
                 self.lost = data.lost
                 return data.opened
             except RayTaskError as error:
-                raise error.cause from error
+                raise_here(error)
             except LOST as error:
                 self.watch.check()
                 if time.monotonic() > give_up:
@@ -157,6 +159,12 @@ class RayReading(Iterable[Packed | Batch]):
 
     def _batches(self, shares: Iterator[Share]) -> Iterator[Packed | Batch]:
         waiting: deque[Order] = deque()
+        try:
+            yield from self._in_order(shares, waiting)
+        finally:
+            dismiss(order.reference for order in waiting)
+
+    def _in_order(self, shares: Iterator[Share], waiting: deque[Order]) -> Iterator[Packed | Batch]:
         more = True
         while True:
             if self.scaler is not None:
@@ -241,7 +249,7 @@ class RayReading(Iterable[Packed | Batch]):
                 elif isinstance(reason, (ObjectStoreFullError, OutOfDiskError)):
                     raise _full(order, reason) from error
                 else:
-                    raise reason from error
+                    raise_here(error)
             except (ObjectStoreFullError, OutOfDiskError) as error:
                 raise _full(order, error) from error
             except LOST as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
@@ -17,7 +16,9 @@ from ray.util import metrics
 from loaders.batches.pieces import read_pieces
 from loaders.faults import Fault
 from loaders.ray_engine.accounts import Rate, Span, Spans, resident_bytes
+from loaders.ray_engine.raised import remembered
 from loaders.ray_engine.rows import plain_rows, release_decoded, release_unused, size_of_rows
+from loaders.ray_engine.session import unpickled
 from loaders.sources.base import Rows, Source
 
 RELEASE_S = 5.0
@@ -89,7 +90,7 @@ class SourceReader:
 
     def learn(self, plane: str, number: int, kind: NDArray[np.uint8]) -> None:
         """Be told of a loader's source: a `Kind`, pickled. Its files are opened when it is read."""
-        self._kinds[plane, number] = pickle.loads(kind.data)
+        self._kinds[plane, number] = unpickled(kind)
         while len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)
 
@@ -113,9 +114,10 @@ class SourceReader:
         self._kinds.move_to_end((plane, number))
         source = kind.source
         started = time.perf_counter()
-        rows, faults = read_pieces(
-            source, row, start, num_tokens, capacity=kind.capacity, skip_faults=kind.skip_faults
-        )
+        with remembered():
+            rows, faults = read_pieces(
+                source, row, start, num_tokens, capacity=kind.capacity, skip_faults=kind.skip_faults
+            )
         seconds = time.perf_counter() - started
         size = size_of_rows(rows)
         self._count(source.name, step, int(num_tokens.sum()), size, seconds, len(faults))

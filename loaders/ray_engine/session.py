@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import io
 import logging
 import os
+import pickle
 import socket
 import tempfile
 import time
@@ -106,6 +108,31 @@ def pickled(value: Any) -> NDArray[np.uint8]:
             f'with engine="ray", data and collate_fn go to other processes, so they must be picklable: '
             f"{type(error).__name__}: {error}. Let them hold paths instead of open files, locks or handles."
         ) from error
+
+
+def unpickled(data: NDArray[np.uint8]) -> Any:
+    """What `pickled` has made, in another process.
+
+    Raises:
+        ImportError: a class or function of it is not found here.
+    """
+    return _Finder(io.BytesIO(data.data)).load()
+
+
+class _Finder(pickle.Unpickler):
+    """Says what cannot be found, where, and what to do."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        try:
+            return super().find_class(module_name, global_name)
+        except (ImportError, AttributeError) as error:
+            raise ImportError(
+                f"{module_name}.{global_name} cannot be loaded on {socket.gethostname()} ({error}). With "
+                'engine="ray", data and collate_fn are used by processes of the cluster, so their modules '
+                "must be importable on all of its nodes: install them there, or let Ray bring them with "
+                'ray.init(runtime_env={"working_dir": "."}) (or "py_modules") before the loader is made. '
+                "What the main program defines itself is sent as it is."
+            ) from None
 
 
 def _start() -> None:
