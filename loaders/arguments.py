@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from balancer.phases import Phase
@@ -156,7 +157,7 @@ def check_faults(on_error: str, max_errors: Any, quarantine: Any) -> None:
     """How samples that cannot be read are treated."""
     check_choice("on_error", on_error, ON_ERROR)
     share = isinstance(max_errors, float) and 0.0 <= max_errors <= 1.0
-    count = isinstance(max_errors, int) and not isinstance(max_errors, bool) and max_errors >= 0
+    count = isinstance(max_errors, Integral) and not isinstance(max_errors, bool) and max_errors >= 0
     if not share and not count:
         raise ValueError(
             f"max_errors must be a whole number of samples or a share from 0.0 to 1.0, got {max_errors!r}."
@@ -304,7 +305,7 @@ def checked_degrees(cp_degrees: int | Sequence[int], ranks: int) -> tuple[int, .
 
 def pads_slots(pad_to: Any, sync: str, stream: bool, collate_fn: Any) -> bool:
     """Whether every batch is padded to the largest of its slot, which metadata tells on all ranks."""
-    if pad_to != SLOT:
+    if not (isinstance(pad_to, str) and pad_to == SLOT):  # an array is compared item by item
         return False
     if sync != "micro_batch" or stream or collate_fn is not None:
         raise ValueError(
@@ -326,7 +327,7 @@ def check_slot_fillers(pad_slots: bool, fillers: Mapping[str, int], separate: bo
 
 def checked_pads(pad_to: int | Sequence[int] | str | None, max_tokens: int) -> tuple[int, ...]:
     """Allowed token counts of a batch, rising; empty: any, or the largest of each slot."""
-    if pad_to is None or pad_to == SLOT:
+    if pad_to is None or (isinstance(pad_to, str) and pad_to == SLOT):
         return ()
     sizes: tuple[Any, ...] = tuple(pad_to) if isinstance(pad_to, Iterable) else (pad_to,)
     sound = bool(sizes) and all(is_count(size) and size <= MAX_TOKENS for size in sizes)

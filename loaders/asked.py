@@ -234,7 +234,7 @@ def asked_of(dataset: Any, arguments: Mapping[str, Any], defaults: Mapping[str, 
             fill_media=given.fill_media,
         )
     found = {
-        "batch_size": 1 if given.batch_size is None else given.batch_size,
+        "batch_size": 1 if given.batch_size is None else int(given.batch_size),
         "beneath": {name: arguments[name] for name in BENEATH},
         "max_tokens": max_tokens,
         "cost": CostModel.generic() if given.cost is None else given.cost,

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SPARSE = 0.1
+"""Share of ``max_tokens`` below which a step is told to be nearly empty."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prepared:
@@ -93,6 +96,7 @@ def prepare(dataset: Any, asked: Asked) -> Prepared:
             opened.order.size(0),
             steps.samples,
         )
+    _tell_sparse_steps(steps, asked)
     return Prepared(
         opened=opened,
         steps=steps,
@@ -102,6 +106,25 @@ def prepare(dataset: Any, asked: Asked) -> Prepared:
         capacity=capacity,
         engine=engine,
     )
+
+
+def _tell_sparse_steps(steps: Steps, asked: Asked) -> None:
+    """Say so where ``batch_size``, which is 1 as in torch, was forgotten: packs would stay nearly empty."""
+    if steps.samples is None or not steps.order.size(0):
+        return
+    rows = sum(len(catalog) for catalog in steps.catalogs)
+    mean = sum(len(catalog) * catalog.mean_tokens for catalog in steps.catalogs) / rows
+    fill = steps.samples * mean / (asked.topology.ranks * asked.max_tokens)
+    if fill < SPARSE and steps.samples < steps.order.size(0):
+        logger.warning(
+            "a step of %d samples of %.0f tokens on average fills %.1f %% of max_tokens=%d on %d ranks: "
+            "raise batch_size (samples of a rank and step), or pass global_batch_size= or step_tokens=.",
+            steps.samples,
+            mean,
+            100 * fill,
+            asked.max_tokens,
+            asked.topology.ranks,
+        )
 
 
 def build_balanced(prepared: Prepared, asked: Asked) -> Balanced:

@@ -17,6 +17,8 @@ from packing.checks import nearest
 
 MAX_TOKEN_ID = 2**31
 """Token ids are kept as int32, so they lie in 0..MAX_TOKEN_ID-1."""
+TEXT_COLUMNS = ("text", "content", "messages", "conversations", "prompt")
+"""Usual names of columns that were never tokenised."""
 
 
 class RowErrors(ValueError):
@@ -395,5 +397,16 @@ def check_columns(columns: Sequence[str], names: Sequence[str]) -> list[str]:
         if name not in names:
             raise ColumnError(
                 f"no column {name!r}; the columns are {', '.join(names) or '(none)'}.{nearest(name, names)}"
+                f"{_of_text(name, names)}"
             )
     return list(columns)
+
+
+def _of_text(name: str, names: Sequence[str]) -> str:
+    """A way out for data that was never tokenised."""
+    if name != "input_ids" or not any(one in names for one in TEXT_COLUMNS):
+        return ""
+    return (
+        " Text must be token ids first: `evenload pack ... --tokenizer tokenizer.json` writes them, column= "
+        "names them where they are there by another name."
+    )

@@ -21,6 +21,7 @@ from loaders.cli.app import app, main
 from loaders.cli.errors import EXPECTED, sentence
 from loaders.media import MediaKind, MediaRules, PatchGrid, VideoGrid, WhisperFrames
 from loaders.sources.multimodal import MultimodalSource
+from tests.loaders.arrays import ArraySource
 
 ROWS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
 
@@ -551,3 +552,28 @@ def test_rules_of_media_are_checked_when_they_are_made(data: Path, make: Any, me
     with pytest.raises((ValueError, TypeError)) as failure:
         make()
     assert message in str(failure.value)
+
+
+def test_whole_numbers_of_numpy_are_as_good_as_pythons():
+    source = ArraySource([3, 5, 2, 7])
+    mixture = Mixture({"a": source}, seed=np.int64(2))
+    arguments = {"max_tokens": np.int32(16), "batch_size": np.int64(2), "seed": np.int16(1)}
+    arguments |= {"on_error": "skip", "max_errors": np.int64(3), "pad_to": np.array([16, 32])}
+    batches = list(DataLoader(mixture, **arguments))
+    assert batches[0]["input_ids"].shape == (1, 16)
+
+
+def test_steps_that_would_be_nearly_empty_are_told(caplog):
+    source = ArraySource([40] * 50)
+    DataLoader(source, max_tokens=8192, shuffle=True)
+    assert "a step of 1 samples of 40 tokens on average fills 0.5 % of max_tokens=8192" in caplog.text
+    caplog.clear()
+    DataLoader(source, max_tokens=8192, batch_size=50)
+    DataLoader(source, max_tokens=64)
+    assert caplog.text == ""
+
+
+def test_text_where_token_ids_are_wanted_is_told_how_to_be_tokenised(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "some words"}\n')
+    with pytest.raises(ValueError, match=r"the columns are text\. Text must be token ids"):
+        open_source(tmp_path / "a.jsonl").lengths()
