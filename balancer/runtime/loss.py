@@ -34,15 +34,26 @@ def scale_loss(
 ) -> Tensor:
     """What to back-propagate for this micro-batch.
 
+    It takes a sum and cannot notice a mean, which is a scalar too: with ``outputs.loss`` or
+    ``cross_entropy(..., reduction="mean")`` gradients are too small by about the tokens of a micro-batch.
+
     Args:
-        loss_sum: sum, not mean, of the losses of this rank's tokens; times their weights in a weighted loss.
+        loss_sum: scalar; sum, not mean, of the losses of this rank's tokens; times their weights in a
+            weighted loss.
         batch: the micro-batch they come from.
         reduction: what the wrapper does with gradients of different ranks: "mean" (DDP, FSDP) or "sum".
         total_weight: the step's sum of token weights over all ranks and micro-batches. None: all labels
             weigh 1 (``batch.step_loss_tokens``).
 
     A step without labels gives 0, with its graph, so that the backward pass and its collectives still run.
+
+    Raises ValueError for more than one loss, a weight that is none, or another ``reduction``.
     """
+    if isinstance(loss_sum, Tensor) and loss_sum.numel() != 1:
+        raise ValueError(
+            f"step {batch.step}, slot {batch.slot}: loss_sum must be a scalar, got shape "
+            f"{tuple(loss_sum.shape)}. Give the sum over this rank's tokens: losses.sum()."
+        )
     total = batch.step_loss_tokens if total_weight is None else total_weight
     if not 0 <= total < math.inf:
         raise ValueError(f"step {batch.step}: the step's loss weight must be finite, 0 or more; got {total}.")

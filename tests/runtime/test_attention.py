@@ -210,6 +210,13 @@ def test_views_of_larger_tensors_give_what_their_copies_give():
         assert torch.equal(runtime.attention(*views, batch), runtime.attention(*copies, batch))
 
 
+@pytest.mark.parametrize("batch", [{"input_ids": torch.ones(1, 8)}, {}, None])
+def test_what_is_no_batch_gets_a_sentence(batch):
+    q = torch.randn(8, 4, 8)
+    with pytest.raises(TypeError, match=f"seq_lengths and cp_degree.* a {type(batch).__name__} without"):
+        runtime.attention(q, q, q, batch)
+
+
 def test_what_cannot_run_gets_a_sentence():
     batch = PlainBatch(seq_lengths=np.asarray([4, 4]))
     q = torch.randn(8, 4, 8)

@@ -59,3 +59,9 @@ def test_an_unknown_reduction_gets_a_sentence():
 def test_a_weight_that_is_no_weight_gets_a_sentence(weight):
     with pytest.raises(ValueError, match="loss weight must be finite, 0 or more"):
         runtime.scale_loss(torch.ones(()), PlainBatch(step_loss_tokens=1), total_weight=weight)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 4), (0,)])
+def test_losses_that_were_not_summed_get_a_sentence(shape):
+    with pytest.raises(ValueError, match="sum over this rank's tokens"):
+        runtime.scale_loss(torch.ones(shape), PlainBatch(step_loss_tokens=1))

@@ -50,6 +50,7 @@ def attention(
         [T, H, D]. Padding, and tokens behind the last sample, get zeros and give no gradient.
 
     Raises:
+        TypeError: a batch that does not say its samples, such as a plain dict of tensors.
         ValueError: shapes that do not fit each other or the batch, a method that cannot run them.
         RuntimeError: a batch of degree above 1 without its process group.
     """
@@ -68,6 +69,7 @@ def _attend(
     pattern: Pattern,
     scale: float | None,
 ) -> Tensor:
+    _check_batch(batch)
     lengths = Lengths.of(_numpy(batch.seq_lengths), batch.cp_degree)
     _check_shapes(q, k, v, lengths)
     if batch.cp_degree == 1:
@@ -99,6 +101,16 @@ def choose_method(heads: int, key_heads: int, degree: int) -> str:
     if heads % degree == 0 and key_heads % degree == 0 and exchanged < gathered:
         return "ulysses"
     return "all_gather" if degree <= 8 else "ring"
+
+
+def _check_batch(batch: Any) -> None:
+    missing = [name for name in ("seq_lengths", "cp_degree") if not hasattr(batch, name)]
+    if missing:
+        raise TypeError(
+            "attention needs a batch with the attributes seq_lengths and cp_degree, and cp_rank and cp_group "
+            f"where cp_degree > 1; a {type(batch).__name__} without {' and '.join(missing)} came. Pass the "
+            "loader's batch itself, not its tensors or a copy of them in a dict; see runtime.RunnableBatch."
+        )
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> None:
