@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loaders.cli.options import CpDegrees, MaxTokens, OrderSeed, Ranks, RanksPerNode, Sync
+from loaders.cli.options import (
+    CostOrModel,
+    CpDegrees,
+    Gpu,
+    MaxTokens,
+    ModelCost,
+    OrderSeed,
+    Ranks,
+    RanksPerNode,
+    Sync,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,9 +41,9 @@ def inspect_data(
     ] = None,
     cp_degrees: CpDegrees = "1",
     sync: Sync = "step",
-    cost: Annotated[
-        str, typer.Option(help="A preset, a file of evenload calibrate, or linear,quadratic,fixed seconds.")
-    ] = "generic",
+    cost: CostOrModel = None,
+    model: ModelCost = None,
+    gpu: Gpu = "h100",
     ranks_per_node: RanksPerNode = None,
     max_samples: Annotated[
         int | None, typer.Option(min=1, help="Samples that a micro-batch may hold.")
@@ -75,7 +86,7 @@ def inspect_data(
                 max_tokens=max_tokens,
                 ranks=(ranks, ranks_per_node),
                 cp_degrees=cp_degrees,
-                cost=cost,
+                cost=(cost, model, gpu),
                 batch_size=batch_size,
                 global_batch_size=global_batch_size,
                 sync=sync,
@@ -119,26 +130,28 @@ def _loader(
     max_tokens: str,
     ranks: tuple[int, int | None],
     cp_degrees: str,
-    cost: str,
+    cost: tuple[str | None, Path | None, str],
     batch_size: int,
     global_batch_size: int | None,
     **options: Any,
 ) -> Any:
     from balancer import Topology
     from loaders import DataLoader
+    from loaders.cli.costs import cost_model
     from loaders.cli.numbers import parse_amount
-    from loaders.cli.plan import parse_cost, parse_degrees
+    from loaders.cli.plan import parse_degrees
 
     step: dict[str, Any] = {"batch_size": batch_size}
     if global_batch_size is not None:
         step = {"global_batch_size": global_batch_size}
+    topology, degrees = Topology(ranks[0], ranks_per_node=ranks[1]), parse_degrees(cp_degrees)
     return DataLoader(
         dataset,
         max_tokens=parse_amount(max_tokens, "--max-tokens"),
-        topology=Topology(ranks[0], ranks_per_node=ranks[1]),
+        topology=topology,
         rank=0,
-        cp_degrees=parse_degrees(cp_degrees),
-        cost=parse_cost(cost),
+        cp_degrees=degrees,
+        cost=cost_model(*cost, cp_degrees=degrees, topology=topology),
         **step,
         **options,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,20 @@ CostOrModel = Annotated[
     typer.Option(
         help="A preset, a file of evenload calibrate, or linear,quadratic,fixed seconds; by default what "
         "--model says, or the generic decoder."
+    ),
+]
+ModelCost = Annotated[
+    Path | None,
+    typer.Option(
+        help="The model's config.json: its cost where --cost gives none, its communication where that was "
+        "measured on one rank."
+    ),
+]
+Gpu = Annotated[
+    str,
+    typer.Option(
+        help="a100, h100, h200, b200, mi300x, or numbers: peak FLOP/s, or FLOP/s,bytes/s in a node,bytes/s "
+        "between nodes."
     ),
 ]
 RanksPerNode = Annotated[int | None, typer.Option(min=1, help="Ranks joined by fast links.")]

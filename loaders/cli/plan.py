@@ -13,10 +13,13 @@ import typer
 from loaders.cli.options import (
     AsJson,
     Column,
+    CostOrModel,
     CpDegrees,
     Files,
+    Gpu,
     LengthColumn,
     MaxTokens,
+    ModelCost,
     OrderSeed,
     PipelineStages,
     Policies,
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from balancer.comparison import PolicyOutcome
-    from balancer.cost import CostModel
 
 _WHOLE_FILE = 65_536
 
@@ -43,9 +45,9 @@ def plan(
     max_tokens: MaxTokens,
     cp_degrees: CpDegrees = "1",
     sync: Sync = "step",
-    cost: Annotated[
-        str, typer.Option(help="A preset, a file of evenload calibrate, or linear,quadratic,fixed seconds.")
-    ] = "generic",
+    cost: CostOrModel = None,
+    model: ModelCost = None,
+    gpu: Gpu = "h100",
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, help=f"Samples a step; by default all, at most {_WHOLE_FILE}.")
     ] = None,
@@ -68,6 +70,7 @@ def plan(
 
     from balancer.topology import Topology
     from loaders.cli import plan_report
+    from loaders.cli.costs import cost_model
     from loaders.cli.errors import EXPECTED, report
     from loaders.cli.lengths import read_lengths
     from loaders.cli.numbers import parse_amount
@@ -77,12 +80,9 @@ def plan(
     console = Console(stderr=as_json)
     try:
         check_sync(sync)
-        degrees, model, capacity = (
-            parse_degrees(cp_degrees),
-            parse_cost(cost),
-            parse_amount(max_tokens, "--max-tokens"),
-        )
+        degrees, capacity = parse_degrees(cp_degrees), parse_amount(max_tokens, "--max-tokens")
         topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
+        priced = cost_model(cost, model, gpu, cp_degrees=degrees, topology=topology)
         with _waiting(console, "reading lengths"):
             lengths = read_lengths(files, column=column, length=length)
         admitted = plan_report.admit(lengths, topology=topology, max_tokens=capacity, cp_degrees=degrees)
@@ -94,7 +94,7 @@ def plan(
             (batch, max_steps, seed),
             topology=topology,
             max_tokens=capacity,
-            cost=model,
+            cost=priced,
             cp_degrees=degrees,
             sync=sync,
             seed=seed,
@@ -113,9 +113,9 @@ def plan(
         steps_in_epoch=steps_in_epoch,
     )
     if as_json:
-        typer.echo(json.dumps(plan_report.as_json(setting, model, admitted, outcomes), indent=2))
+        typer.echo(json.dumps(plan_report.as_json(setting, priced, admitted, outcomes), indent=2))
     else:
-        plan_report.show(console, setting, model, admitted, outcomes)
+        plan_report.show(console, setting, priced, admitted, outcomes)
     try:
         _draw(outcomes, plot, trace)
     except EXPECTED as error:
@@ -128,27 +128,6 @@ def plan(
 def _waiting(console: Console, what: str) -> AbstractContextManager[Any]:
     """A spinner, where somebody is watching."""
     return console.status(what) if console.is_terminal else nullcontext()
-
-
-def parse_cost(text: str) -> CostModel:
-    """A cost model from a preset, a file or ``linear,quadratic,fixed``. Raises ValueError or OSError."""
-    from balancer.cost import PRESETS, CostModel
-    from packing.checks import nearest
-
-    if text in PRESETS:
-        return CostModel.preset(text)
-    if text.endswith(".json") or Path(text).is_file():
-        return CostModel.load(text)
-    try:
-        linear, quadratic, fixed = [*map(float, text.split(",")), 0.0, 0.0][:3]
-    except ValueError:
-        raise ValueError(
-            f"--cost must be a preset ({', '.join(PRESETS)}), a .json file or linear,quadratic,fixed in "
-            f"seconds, got {text!r}.{nearest(text, PRESETS)}"
-        ) from None
-    if text.count(",") > 2:
-        raise ValueError(f"--cost takes three numbers, linear,quadratic,fixed, got {text!r}.")
-    return CostModel(linear, quadratic, fixed)
 
 
 def check_sync(sync: str) -> None:

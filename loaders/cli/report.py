@@ -13,6 +13,7 @@ from loaders.cli.options import (
     CostOrModel,
     DrawnSeed,
     Files,
+    Gpu,
     LengthColumn,
     Overhead,
     PipelineStages,
@@ -24,7 +25,6 @@ from loaders.cli.outputs import check_output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from balancer.cost import CostModel
     from balancer.costs.memory import MemoryEstimate
     from balancer.simulation import ModelFlops
     from balancer.topology import Topology
@@ -41,7 +41,7 @@ def report(
     model: Annotated[
         Path | None, typer.Option(help="The model's config.json: its cost, MFU and memory.")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="a100, h100, h200, b200 or mi300x.")] = "h100",
+    gpu: Gpu = "h100",
     cost: CostOrModel = None,
     cp_degrees: Annotated[
         str | None,
@@ -148,6 +148,7 @@ def _gather(
 ) -> Report:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from loaders.cli.costs import parse_gpu
     from loaders.cli.lengths import read_lengths
     from loaders.cli.numbers import parse_amount
     from loaders.cli.plan import parse_degrees
@@ -168,7 +169,7 @@ def _gather(
             if caps[1] is None
             else parse_degrees(caps[1])
         )
-        modelled = _model(choices, topology, capacity)
+        modelled = _model(choices, topology, capacity, degrees)
         given = Setting(capacity, degrees, modelled.pop("sync"))
         admitted = admit(lengths, topology=topology, max_tokens=capacity, cp_degrees=degrees)
         batch = run.pop("global_batch_size") or SAMPLES_A_RANK * topology.ranks
@@ -177,7 +178,7 @@ def _gather(
             topology=topology,
             given=given,
             global_batch_size=min(batch, max(admitted.lengths.size, 1)),
-            gpu=choices["gpu"].lower(),
+            gpu=parse_gpu(choices["gpu"]).name,
             tensor_parallel=choices["tensor_parallel"],
             **modelled,
             **run,
@@ -192,49 +193,40 @@ def _gather(
         return gather(question, admitted, lengths.kind, show)
 
 
-def _model(choices: dict[str, Any], topology: Topology, max_tokens: int) -> dict[str, Any]:
+def _model(
+    choices: dict[str, Any], topology: Topology, max_tokens: int, cp_degrees: tuple[int, ...]
+) -> dict[str, Any]:
     """Cost, FLOPs, memory, what is computed again, and when ranks meet, as far as a model says."""
-    from balancer.cost import CostModel
     from balancer.costs.config import RECOMPUTE
-    from balancer.costs.gpus import find_gpu
     from balancer.planning.problem import SYNC_MODES
     from balancer.simulation import ModelFlops
-    from loaders.cli.plan import parse_cost
-    from loaders.cli.simulate import read_config, told_of
+    from loaders.cli.costs import cost_model, parse_gpu, read_config, told_of
     from packing.checks import check_choice
 
     cost, recompute, sync = choices["cost"], choices["recompute"], choices["sync"]
     for name, given, known in (("recompute", recompute, RECOMPUTE), ("sync", sync, SYNC_MODES)):
         if given is not None:
             check_choice(f"--{name}", given, known)
-    find_gpu(choices["gpu"])  # also where no model asks for it: a misspelt one is not passed over
-    if choices["model"] is None:
+    model, gpu, tensor_parallel = choices["model"], choices["gpu"], choices["tensor_parallel"]
+    device = parse_gpu(gpu)
+    setting: dict[str, Any] = {"cp_degrees": cp_degrees, "topology": topology}
+    if model is None:
         for name in ("recompute", "gpu_memory"):
             if choices[name] is not None:
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} only has an effect with --model, whose memory it is about.")
-        return {"cost": parse_cost(cost or "generic"), "sync": sync or "step"}
-    config = read_config(choices["model"])
-    gpu, tensor_parallel = choices["gpu"], choices["tensor_parallel"]
-    given = None if cost is None else parse_cost(cost)
-    with told_of(choices["model"]):
+        return {"cost": cost_model(cost, None, gpu, **setting), "sync": sync or "step"}
+    config = read_config(model)
+    with told_of(model):
         memory, again, meet = _memory(config, choices, topology, max_tokens)
-        flops: ModelFlops = ModelFlops.from_config(config, gpu, tensor_parallel=tensor_parallel)
-        derived: CostModel = given or CostModel.from_config(
-            config,
-            gpu=gpu,
-            recompute=again,
-            tensor_parallel=tensor_parallel,
-            pipeline_stages=topology.pipeline_stages,
-            ranks_per_node=topology.ranks_per_node,
-        )
+        flops: ModelFlops = ModelFlops.from_config(config, device, tensor_parallel=tensor_parallel)
     return {
-        "cost": derived,
+        "cost": cost_model(cost, model, gpu, recompute=again, tensor_parallel=tensor_parallel, **setting),
         "flops": flops,
         "memory": memory,
         "recompute": again,
         "sync": meet,
-        "model": str(config.get("_name_or_path") or config.get("model_type") or choices["model"].stem),
+        "model": str(config.get("_name_or_path") or config.get("model_type") or model.stem),
     }
 
 
@@ -246,6 +238,7 @@ def _memory(
     What the user names is kept. Where nothing holds it, the last choice is: all computed again, all shared.
     """
     from balancer.costs.memory import estimate_memory
+    from loaders.cli.costs import parse_gpu
     from loaders.cli.numbers import parse_amount
 
     amount = choices["gpu_memory"]
@@ -258,7 +251,7 @@ def _memory(
     for again in recomputes:
         memory = estimate_memory(
             config,
-            choices["gpu"],
+            parse_gpu(choices["gpu"]),
             gpu_bytes=held,
             recompute=again,
             tensor_parallel=choices["tensor_parallel"],

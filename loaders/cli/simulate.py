@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +15,7 @@ from loaders.cli.options import (
     CpDegrees,
     DrawnSeed,
     Files,
+    Gpu,
     LengthColumn,
     MaxTokens,
     Overhead,
@@ -31,7 +30,6 @@ from loaders.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from balancer.cost import CostModel
     from balancer.simulation import ModelFlops, SimulatedPolicy
     from loaders.cli.lengths import FileLengths
 
@@ -44,9 +42,13 @@ def simulate(
     sync: Sync = "step",
     cost: CostOrModel = None,
     model: Annotated[
-        Path | None, typer.Option(help="The model's config.json, for its FLOPs and MFU.")
+        Path | None,
+        typer.Option(
+            help="The model's config.json, for its FLOPs and MFU, its cost where --cost gives none, and its "
+            "communication where that was measured on one rank."
+        ),
     ] = None,
-    gpu: Annotated[str, typer.Option(help="Whose peak MFU is a share of.")] = "h100",
+    gpu: Gpu = "h100",
     tensor_parallel: TensorParallel = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate, over as many epochs as needed.")] = 20,
     global_batch_size: Annotated[
@@ -79,6 +81,7 @@ def simulate(
     from balancer.simulation.run import LARGEST_STEP
     from balancer.topology import Topology
     from loaders.cli import plan_report, simulate_report
+    from loaders.cli.costs import cost_model
     from loaders.cli.errors import EXPECTED, report
     from loaders.cli.numbers import parse_amount
     from loaders.cli.plan import check_sync, parse_degrees, parse_policies
@@ -88,7 +91,10 @@ def simulate(
         check_sync(sync)
         degrees, capacity = parse_degrees(cp_degrees), parse_amount(max_tokens, "--max-tokens")
         topology = Topology(ranks=ranks, ranks_per_node=ranks_per_node, pipeline_stages=pipeline_stages)
-        cost_model, flops = _cost_and_flops(cost, model, gpu, tensor_parallel, topology)
+        flops = _flops(model, gpu, tensor_parallel)
+        priced = cost_model(
+            cost, model, gpu, cp_degrees=degrees, topology=topology, tensor_parallel=tensor_parallel
+        )
         cluster = {
             "jitter": jitter,
             "stragglers": parse_stragglers(straggler or []),
@@ -99,7 +105,7 @@ def simulate(
             console,
             (files, column, length),
             (topology, capacity, degrees),
-            cost=cost_model,
+            cost=priced,
             policies=None if policies is None else parse_policies(policies),
             steps=steps,
             global_batch_size=global_batch_size,
@@ -122,7 +128,7 @@ def simulate(
         global_batch_size=batch,
         steps_in_epoch=-(-admitted.lengths.size // batch),
     )
-    simulated = simulate_report.Report(setting, cost_model, admitted, cluster, pipeline_stages, outcomes)
+    simulated = simulate_report.Report(setting, priced, admitted, cluster, pipeline_stages, outcomes)
     if as_json:
         typer.echo(json.dumps(simulated.as_json(), indent=2))
     else:
@@ -150,56 +156,18 @@ def _parse_multipliers(text: str | None) -> tuple[float, ...] | None:
         raise ValueError(f"--stage-multipliers must be numbers such as 1,1,1.2, got {text!r}.") from None
 
 
-def read_config(model: Path) -> dict[str, Any]:
-    """A model's configuration, from its file or folder. Raises ValueError or OSError."""
-    path = model / "config.json" if model.is_dir() else model
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"--model must be a config.json or its folder, there is no {path}.") from None
-    except ValueError as error:
-        raise ValueError(f"--model must be a config.json, {path} is not JSON: {error}.") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"--model must be a config.json, {path} holds no names.")
-    return config
-
-
-@contextmanager
-def told_of(model: Path) -> Iterator[None]:
-    """Name the file whose configuration cannot be used."""
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
-        raise ValueError(f"--model {model}: {reason}") from error
-
-
-def _cost_and_flops(
-    cost: str | None, model: Path | None, gpu: str, tensor_parallel: int, topology: Any
-) -> tuple[CostModel, ModelFlops | None]:
-    """What a token costs, and the FLOPs behind it where a model is given."""
-    from balancer.cost import CostModel
-    from balancer.costs.gpus import find_gpu
+def _flops(model: Path | None, gpu: str, tensor_parallel: int) -> ModelFlops | None:
+    """The FLOPs of a token, where a model is given."""
     from balancer.simulation import ModelFlops
-    from loaders.cli.plan import parse_cost
+    from loaders.cli.costs import parse_gpu, read_config, told_of
 
-    find_gpu(gpu)
+    device = parse_gpu(gpu)
     if model is None:
-        return parse_cost(cost or "generic"), None
+        return None
     config = read_config(model)
     with told_of(model):
-        flops = ModelFlops.from_config(config, gpu, tensor_parallel=tensor_parallel)
-    if cost is not None:
-        return parse_cost(cost), flops
-    with told_of(model):
-        derived = CostModel.from_config(
-            config,
-            gpu=gpu,
-            tensor_parallel=tensor_parallel,
-            pipeline_stages=topology.pipeline_stages,
-            ranks_per_node=topology.ranks_per_node,
-        )
-    return derived, flops
+        flops: ModelFlops = ModelFlops.from_config(config, device, tensor_parallel=tensor_parallel)
+    return flops
 
 
 def _run(

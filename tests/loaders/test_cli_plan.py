@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from balancer import CostModel, Topology, plan_step
 from balancer.comparison import compare_policies, shuffled_steps
+from balancer.cost import GPUS
+from loaders.cli.costs import FREE, cost_model, parse_cost, parse_gpu
 from loaders.cli.lengths import FileLengths, read_lengths
-from loaders.cli.plan import parse_cost, parse_degrees, plan
+from loaders.cli.plan import parse_degrees, plan
 from loaders.cli.plan_report import admit
 
 APP = typer.Typer()
@@ -221,3 +223,80 @@ def test_a_step_larger_than_the_file_is_shown_as_it_is(lengths_file):
 def test_pictures_go_into_folders_that_are_made(lengths_file, tmp_path):
     assert run(lengths_file, "--trace", str(tmp_path / "new" / "step.json")).exit_code == 0
     assert (tmp_path / "new" / "step.json").is_file()
+
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "intermediate_size": 4096,
+    "vocab_size": 32000,
+}
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A cost as `evenload calibrate` writes it: measured on one rank."""
+    rows = [(lengths, 1, 0.002 + CostModel(2e-5, 3e-8)(lengths).sum()) for lengths in ([64], [512], [64] * 8)]
+    path = tmp_path / "cost.json"
+    CostModel.fit([*rows, ([1024], 1, 0.002 + CostModel(2e-5, 3e-8)([1024]).sum())]).save(path)
+    return path
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def test_a_cost_measured_on_one_rank_takes_its_communication_from_the_model(alone, config_file):
+    topology = Topology(ranks=8, ranks_per_node=4)
+    cost = cost_model(str(alone), config_file, "a100", cp_degrees=(1, 2, 8), topology=topology)
+    measured = CostModel.load(alone)
+    derived = CostModel.from_config(CONFIG, gpu="a100", ranks_per_node=4)
+    assert cost.communication == derived.communication
+    assert (cost.linear, cost.quadratic) == (measured.linear, measured.quadratic)
+    assert cost([500], 8)[0] > measured([500])[0] / 8
+    assert cost.source == f"{measured.source}; communication derived for a100"
+
+
+def test_without_a_model_it_says_once_that_sharing_is_free(lengths_file, alone, recwarn):
+    result = run(lengths_file, "--cost", str(alone), "--cp-degrees", "1,2")
+    assert result.exit_code == 0
+    assert result.stderr == f"evenload: {FREE}.\n"
+    assert not [one for one in recwarn if "cp_degree" in str(one.message)]
+
+
+@pytest.mark.parametrize("options", [("--cp-degrees", "1"), ("--cp-degrees", "1,2", "--model")])
+def test_where_it_does_not_matter_or_a_model_is_given_nothing_is_said(
+    lengths_file, alone, config_file, options
+):
+    given = (*options, str(config_file)) if options[-1] == "--model" else options
+    result = run(lengths_file, "--cost", str(alone), *given)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_degrees_that_were_measured_to_be_free_and_numbers_are_kept(config_file):
+    for text in ("1e-4,1e-8,0", "flexsp-a100-7b"):
+        cost = cost_model(text, config_file, "h100", cp_degrees=(1, 2), topology=Topology(ranks=2))
+        assert cost == parse_cost(text)
+
+
+def test_a_model_alone_gives_the_cost(config_file):
+    cost = cost_model(None, config_file, "h200", cp_degrees=(1, 2), topology=Topology(ranks=2))
+    assert cost.linear == CostModel.from_config(CONFIG, gpu="h200").linear
+
+
+def test_a_gpu_is_a_name_or_numbers(lengths_file):
+    assert parse_gpu("H100") == GPUS["h100"]
+    assert parse_gpu("165e12").flops == 165e12
+    given = parse_gpu("165e12,25e9,12.5e9")
+    assert (given.flops, given.intra_node, given.inter_node) == (165e12, 25e9, 12.5e9)
+    for text in ("rtx4090", "1e12,2e9", ""):
+        result = run(lengths_file, "--gpu", text)
+        assert result.exit_code == 1
+        assert "--gpu must be one of a100, h100, h200, b200, mi300x, or numbers" in result.stderr
+        assert "such as 165e12,25e9,12.5e9" in result.stderr

@@ -144,7 +144,7 @@ def test_a_model_that_is_not_json_is_named(lengths_file, tmp_path):
 def test_an_unknown_gpu_is_refused_without_a_model_too(lengths_file):
     result = run(lengths_file, "--gpu", "h1000")
     assert result.exit_code == 1
-    assert "no GPU is called 'h1000'" in result.stderr
+    assert "--gpu must be one of a100, h100" in result.stderr
 
 
 def test_a_step_larger_than_the_file_is_shown_as_it_is(lengths_file):
