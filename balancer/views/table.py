@@ -12,7 +12,8 @@ from balancer.views.timeline import rank_sums
 if TYPE_CHECKING:
     from rich.table import Table
 
-_BAR = 24
+_BAR = 12
+"""Cells of a full bar: with it the table fits a terminal of 80."""
 
 
 def plan_table(plan: StepPlan, *, max_ranks: int = 16) -> Table:
@@ -25,7 +26,7 @@ def plan_table(plan: StepPlan, *, max_ranks: int = 16) -> Table:
     batches = plan.micro_batches
     ones = np.ones(len(batches))
     columns = {
-        "micro-batches": rank_sums(plan, ones),
+        "micro-\nbatches": rank_sums(plan, ones),
         "samples": rank_sums(plan, np.diff(batches.offsets)),
         "tokens": rank_sums(plan, batches.tokens / batches.cp_degree),
     }
@@ -33,9 +34,9 @@ def plan_table(plan: StepPlan, *, max_ranks: int = 16) -> Table:
         f"{plan.policy}: {plan.time_s:.4g} s predicted, bound {plan.lower_bound_s:.4g} s, "
         f"gap {plan.gap:.2%}, imbalance {plan.imbalance:.3f}"
     )
-    table = Table(title=title, caption=_degrees(plan))
-    for name in ("rank", *columns, "busy", "idle"):
-        table.add_column(name, justify="right")
+    table = Table(title=title, caption=_degrees(plan), pad_edge=False)
+    for name in ("rank", *columns, "busy, s", "idle"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for rank in _shown(plan, max_ranks):
         if rank is None:
@@ -45,7 +46,7 @@ def plan_table(plan: StepPlan, *, max_ranks: int = 16) -> Table:
         share = busy / plan.time_s if plan.time_s > 0 else 0.0
         bar = "█" * round(_BAR * min(share, 1.0))
         cells = [f"{column[rank]:,.0f}" for column in columns.values()]
-        table.add_row(str(rank), *cells, f"{busy:.4g} s", f"{max(1 - share, 0):.1%}", bar)
+        table.add_row(str(rank), *cells, f"{busy:.4g}", f"{max(1 - share, 0):.1%}", bar)
     return table
 
 

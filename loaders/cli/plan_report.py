@@ -13,12 +13,18 @@ from balancer.comparison import PolicyOutcome
 from balancer.cost import CostModel
 from balancer.topology import Topology
 from loaders.cli.lengths import FileLengths
+from loaders.packing_job.progress import short
+from loaders.reporting.words import many
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 _SHOWN = 10
+ARBITRARY = "The generic decoder's seconds are arbitrary, ratios are not: give --cost or --model for times."
+WHOLE_FILE = 65_536
+"""Samples of a step where none are given."""
+_LONG_RATE = 9_999_999.5
 _COST_FIELDS = ("source", "linear", "quadratic", "fixed", "attention")
 
 
@@ -116,16 +122,17 @@ def show(
     """Print samples, cost, what cannot fit, and the table of policies."""
     samples = _samples(admitted)
     lines = [
-        f"{samples['samples']:,} samples, {samples['tokens']:,} tokens, longest {samples['longest']:,} "
+        f"{many(samples['samples'], 'sample')}, {samples['tokens']:,} tokens, longest {samples['longest']:,} "
         f"(from {setting.lengths_from}); {samples['empty']:,} empty",
         f"cost: {cost.source}: {coefficients(cost)}",
+        step_line(setting, samples["samples"]),
         *too_long_lines(setting, admitted),
     ]
     for line in lines:
         console.print(line, highlight=False, markup=False)
     console.print(_table(setting, outcomes))
     if cost.source == CostModel.generic().source:
-        console.print("The generic decoder's seconds are arbitrary, ratios are not: give --cost for times.")
+        console.print(ARBITRARY, highlight=False)
     for outcome in outcomes:
         if outcome.error:
             console.print(f"{outcome.policy}: {outcome.error}", highlight=False, markup=False)
@@ -144,13 +151,40 @@ def coefficients(cost: CostModel) -> str:
     )
 
 
+def step_line(setting: Setting, samples: int) -> str:
+    """What a step is, and what makes it another."""
+    batch = setting.global_batch_size
+    if batch >= samples:
+        every = (
+            "the only sample" if samples == 1 else f"all {samples:,} samples; --global-batch-size N for less"
+        )
+        return f"a step = {every}"
+    if batch == WHOLE_FILE:
+        return f"a step = {batch:,} of {samples:,} samples; --global-batch-size N for less"
+    return f"a step = {many(batch, 'sample')} of {samples:,} (--global-batch-size)"
+
+
+def cluster(setting: Setting, stages: int = 1) -> str:
+    """The ranks and what they hold, in a line."""
+    along = f" x {stages} stages" if stages > 1 else ""
+    degrees = ", ".join(map(str, setting.cp_degrees))
+    ranks = f"{many(setting.ranks, 'rank')}{along} of {setting.max_tokens:,} tokens"
+    return f"{ranks}, CP degrees {degrees}, sync {setting.sync}"
+
+
+def rate(tokens_per_s: float) -> str:
+    """Tokens/s; what would take more than nine places is shortened, for tables to fit."""
+    return f"{tokens_per_s:,.0f}" if tokens_per_s < _LONG_RATE else short(tokens_per_s)
+
+
 def too_long_lines(setting: Setting, admitted: Admitted) -> list[str]:
     """Which samples cannot fit, and what to do about them; nothing where all can."""
     if not admitted.too_long:
         return []
     number = len(admitted.too_long)
+    ranks = many(max(setting.cp_degrees), "rank")
     first = (
-        f"samples that cannot fit on {max(setting.cp_degrees)} ranks of {setting.max_tokens:,} tokens: "
+        f"samples that cannot fit on {ranks} of {setting.max_tokens:,} tokens: "
         f"{number:,}, left out below. Raise --max-tokens, allow larger --cp-degrees, or split them."
     )
     lines = [f"  {origin}: {tokens:,} tokens" for origin, _, tokens in admitted.too_long[:_SHOWN]]
@@ -162,23 +196,21 @@ def _table(setting: Setting, outcomes: list[PolicyOutcome]) -> Table:
     from rich.table import Table
 
     planned = max((outcome.steps for outcome in outcomes), default=0)
-    degrees = ", ".join(map(str, setting.cp_degrees))
-    cluster = f"{setting.ranks} ranks of {setting.max_tokens:,} tokens"
-    steps = f"{planned:,} of {setting.steps_in_epoch:,} steps"
+    steps = f"{planned:,} of {many(setting.steps_in_epoch, 'step')}"
     table = Table(
-        title=f"{cluster}, CP degrees {degrees}, sync {setting.sync}",
-        caption=f"predicted over {steps} of {setting.global_batch_size:,} samples",
+        title=cluster(setting),
+        caption=f"predicted over {steps} of {many(setting.global_batch_size, 'sample')}",
     )
     table.add_column("policy", no_wrap=True)
     for name in ("step time", "above bound", "idle", "imbalance", "tokens/s"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for outcome in outcomes:
         table.add_row(*_cells(outcome), style="bold" if outcome.policy == "balanced" else "")
     best = next((outcome for outcome in outcomes if not outcome.error), None)
     if best is not None and best.lower_bound_s > 0:
         bound_s, tokens_per_s = best.lower_bound_s / best.steps, best.tokens / best.lower_bound_s
         table.add_section()
-        table.add_row("proven bound", f"{bound_s:.4g} s", "", "", "", f"{tokens_per_s:,.0f}")
+        table.add_row("proven bound", f"{bound_s:.4g} s", "", "", "", rate(tokens_per_s))
     return table
 
 
@@ -191,5 +223,5 @@ def _cells(outcome: PolicyOutcome) -> list[str]:
         f"{outcome.gap:.2%}",
         f"{outcome.idle:.1%}",
         f"{outcome.imbalance:.3f}",
-        f"{outcome.tokens_per_s:,.0f}",
+        rate(outcome.tokens_per_s),
     ]

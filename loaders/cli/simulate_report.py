@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from balancer.cost import CostModel
 from balancer.simulation import SimulatedPolicy
 from loaders.cli import plan_report
+from loaders.reporting.words import many
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,15 +43,18 @@ class Report:
         """Print samples, cost, what cannot fit, and the table of policies."""
         samples = self.admitted.lengths
         lines = [
-            f"{samples.size:,} samples, {samples.sum():,} tokens (from {self.setting.lengths_from}); "
+            f"{many(samples.size, 'sample')}, {samples.sum():,} tokens (from {self.setting.lengths_from}); "
             f"{self.admitted.num_empty:,} empty",
             f"cost: {self.cost.source}: {plan_report.coefficients(self.cost)}",
+            plan_report.step_line(self.setting, samples.size),
             *plan_report.too_long_lines(self.setting, self.admitted),
         ]
         for line in lines:
             console.print(line, highlight=False, markup=False)
         console.print(self._table())
-        if all(outcome.mfu is None for outcome in self.outcomes):
+        if self.cost.source == CostModel.generic().source:
+            console.print(plan_report.ARBITRARY, highlight=False)
+        if not self._knows_mfu():
             console.print("MFU is unknown: give --model config.json and --gpu.", highlight=False)
         for outcome in self.outcomes:
             if outcome.error:
@@ -59,21 +63,38 @@ class Report:
     def _table(self) -> Table:
         from rich.table import Table
 
-        setting = self.setting
-        stages = f" x {self.pipeline_stages} stages" if self.pipeline_stages > 1 else ""
+        setting, mfu = self.setting, self._knows_mfu()
+        steps = many(max(map(len, self.outcomes), default=0), "step")
+        samples = many(setting.global_batch_size, "sample")
+        unit, scale, decimals = _unit(
+            max((float(one.step_s.max(initial=0.0)) for one in self.outcomes), default=0.0)
+        )
         table = Table(
             padding=0,  # ten columns fit a terminal of 80
-            title=f"{setting.ranks} ranks{stages} of {setting.max_tokens:,} tokens, CP degrees "
-            f"{', '.join(map(str, setting.cp_degrees))}, sync {setting.sync}",
-            caption=f"seconds, simulated over {max(map(len, self.outcomes), default=0):,} steps of "
-            f"{setting.global_batch_size:,} samples\n{self._cluster_line()}",
+            show_edge=False,
+            title=f"{plan_report.cluster(setting, self.pipeline_stages)}\nstep times in {unit}",
+            caption=f"simulated over {steps} of {samples}\n{self._cluster_line()}",
         )
         table.add_column("policy", no_wrap=True)
-        for name in ("step", "p50", "p95", "p99", "planned", "idle", "MFU", "memory", "tokens/s"):
+        for name in (
+            "step",
+            "p50",
+            "p95",
+            "p99",
+            "planned",
+            "idle",
+            *(["MFU"] if mfu else []),
+            "memory",
+            "tokens/s",
+        ):
             table.add_column(name, justify="right", no_wrap=True)
         for outcome in self.outcomes:
-            table.add_row(*_cells(outcome), style="bold" if outcome.policy == "balanced" else "")
+            style = "bold" if outcome.policy == "balanced" else ""
+            table.add_row(*_cells(outcome, scale, decimals, mfu=mfu), style=style)
         return table
+
+    def _knows_mfu(self) -> bool:
+        return any(outcome.mfu is not None for outcome in self.outcomes)
 
     def _cluster_line(self) -> str:
         stragglers = self.cluster["stragglers"]
@@ -100,16 +121,25 @@ def policy_numbers(outcome: SimulatedPolicy) -> dict[str, Any]:
     }
 
 
-def _cells(outcome: SimulatedPolicy) -> list[str]:
+def _unit(most_s: float) -> tuple[str, float, int]:
+    """(unit, its seconds, decimals) that give the longest time five digits: narrow columns."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("\u00b5s", 1e-6)):
+        if most_s >= scale or unit == "\u00b5s":
+            whole = len(str(int(most_s / scale)))
+            return unit, scale, max(5 - whole, 0)
+    raise AssertionError("microseconds take whatever is left")
+
+
+def _cells(outcome: SimulatedPolicy, scale: float, decimals: int, *, mfu: bool) -> list[str]:
     if outcome.error:
-        return [outcome.policy, "cannot plan", *[""] * 8]
+        return [outcome.policy, "-"]
     numbers = policy_numbers(outcome)
     times = ("step_time_s", "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "planned_step_time_s")
     return [
         outcome.policy,
-        *(f"{numbers[name]:.4g}" for name in times),
+        *(f"{numbers[name] / scale:.{decimals}f}" for name in times),
         f"{outcome.idle:.1%}",
-        "unknown" if outcome.mfu is None else f"{outcome.mfu:.1%}",
+        *([] if not mfu else ["unknown" if outcome.mfu is None else f"{outcome.mfu:.1%}"]),
         f"{numbers['memory']:.0%}",
-        f"{outcome.tokens_per_s:,.0f}",
+        plan_report.rate(outcome.tokens_per_s),
     ]

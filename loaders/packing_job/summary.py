@@ -34,7 +34,7 @@ def print_summary(console: Console, manifest: dict[str, Any], place: str) -> Non
     over = manifest["num_packs"] - manifest["lower_bound"]
     console.print(
         f"{manifest['num_packs']:,} packs of {manifest['max_tokens']:,} tokens, fill {manifest['fill']:.2%}; "
-        f"no packing has fewer than {manifest['lower_bound']:,} ({over:,} more here)",
+        + against_bound(manifest["lower_bound"], over),
         highlight=False,
     )
     counts = manifest["counts"]
@@ -47,6 +47,13 @@ def print_summary(console: Console, manifest: dict[str, Any], place: str) -> Non
         console.print(
             f"{counts['rejected']:,} rows could not be used; they are listed in {place}/rejects.jsonl"
         )
+
+
+def against_bound(bound: int, over: int) -> str:
+    """How many packs more than what is proven to be needed."""
+    if not over:
+        return "no packing has fewer"
+    return f"{over:,} more than {bound:,}, below which no packing can go"
 
 
 def counts_table(manifest: dict[str, Any]) -> Table:

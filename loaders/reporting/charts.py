@@ -55,8 +55,15 @@ def lengths_chart(profile: Profile, setting: Setting) -> str:
     if profile.refused:
         entries.append(("out", "cannot fit"))
     if inside:
-        entries.append(("dashed", f"what {', '.join(str(degree) for degree, _ in inside)} ranks hold"))
+        entries.append(("dashed", f"what {_holders([degree for degree, _ in inside])}"))
     return f"<figure>{''.join(parts)}{legend(entries)}{_lengths_table(profile)}</figure>"
+
+
+def _holders(degrees: Sequence[int]) -> str:
+    """``1 rank holds``, ``1, 2, 4 ranks hold``."""
+    if list(degrees) == [1]:
+        return "1 rank holds"
+    return f"{', '.join(map(str, degrees))} ranks hold"
 
 
 def _shape(profile: Profile) -> str:
