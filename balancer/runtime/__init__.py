@@ -7,6 +7,7 @@ from .exchange import exchange, keep_in_graph
 from .groups import ContextGroups
 from .handover import Handover
 from .host import HostGroup
+from .isolation import check_isolation
 from .loss import auxiliary_weight, sample_weights, scale_loss, sum_over_ranks
 from .protocol import RunnableBatch
 from .running import current_batch, running
@@ -22,6 +23,7 @@ __all__ = [
     "Watch",
     "attention",
     "auxiliary_weight",
+    "check_isolation",
     "check_same_plan",
     "clip_grad_norm",
     "current_batch",
