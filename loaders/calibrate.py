@@ -9,8 +9,10 @@ touches all alike, and the fastest repeat of each counts.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,8 @@ import torch
 from torch import nn
 
 from balancer.cost import CostModel
+from balancer.runtime.running import running
+from loaders.batches.batch import Batch, Place
 
 Lengths = tuple[int, ...]
 MakeBatch = Callable[[Sequence[int], torch.device], Any]
@@ -40,11 +44,15 @@ class Calibration:
     """Micro-batches that did not fit the device's memory and were left out."""
 
 
-def flat_batch(lengths: Sequence[int], device: torch.device, *, vocab_size: int = 256) -> dict[str, Any]:
-    """Random tokens in the layout of `loaders.Batch`: samples end to end, with their borders.
+class UnfitModel(TypeError):
+    """A model cannot be called with the batch that it was given."""
+
+
+def flat_batch(lengths: Sequence[int], device: torch.device, *, vocab_size: int = 256) -> Batch:
+    """Random tokens in a `loaders.Batch`: samples end to end, with their borders, the only batch of a step.
 
     lengths: [n] tokens of each sample. Tensors: ``input_ids``, ``labels``, ``shift_labels``, ``position_ids``
-    int64[1, T]; ``cu_seq_lens_q/k`` int32[n + 1]; ``max_length_q/k`` int.
+    int64[1, T]; ``seq_idx`` int32[1, T]; ``cu_seq_lens_q/k`` int32[n + 1]; ``max_length_q/k`` int.
     """
     total = sum(lengths)
     generator = torch.Generator().manual_seed(total)
@@ -53,26 +61,54 @@ def flat_batch(lengths: Sequence[int], device: torch.device, *, vocab_size: int 
     labels = torch.where(positions == 0, -100, ids)
     borders = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     shifted = torch.cat([labels[:, 1:], torch.full((1, 1), -100)], dim=1)
-    tensors = {
+    inputs = {
         "input_ids": ids,
         "labels": labels,
         "shift_labels": shifted,
         "position_ids": positions,
+        "seq_idx": torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None].int(),
         "cu_seq_lens_q": borders,
         "cu_seq_lens_k": borders,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
     }
-    batch: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
-    return {**batch, "max_length_q": max(lengths), "max_length_k": max(lengths)}
+    return Batch(inputs, place=_place(lengths)).to(device)
+
+
+def _place(lengths: Sequence[int]) -> Place:
+    """That of a job of one rank, whose step is this batch."""
+    rows = np.arange(len(lengths))
+    num_loss_tokens = sum(lengths) - len(lengths)
+    return Place(
+        step=0,
+        slot=0,
+        last_in_step=True,
+        cp_degree=1,
+        cp_rank=0,
+        first_rank=0,
+        sample_ids=np.stack([np.zeros_like(rows), rows], axis=1),
+        starts=np.zeros(rows.size, np.int64),
+        seq_lengths=np.array(lengths, np.int32),
+        num_loss_tokens=num_loss_tokens,
+        step_loss_tokens=num_loss_tokens,
+        num_ranks=1,
+        step_samples=rows.size,
+    )
 
 
 def forward_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     """A scalar to go backward from: ``model(**batch)`` or ``model(*batch)``, its loss or summed output.
 
     Raises:
+        UnfitModel: its ``forward`` does not take these names.
         TypeError: the model returned nothing that could be summed.
     """
     if isinstance(batch, Mapping):
-        output = model(**batch)
+        try:
+            output = model(**batch)
+        except TypeError:
+            _check_call(model, batch)  # only now: looking at the signature takes time that is measured
+            raise
     elif isinstance(batch, tuple | list):
         output = model(*batch)
     else:
@@ -86,6 +122,23 @@ def forward_loss(model: nn.Module, batch: Any) -> torch.Tensor:
             "Give loss=, a function (model, batch) -> scalar tensor."
         )
     return loss.sum()
+
+
+def _check_call(model: Any, batch: Mapping[str, Any]) -> None:
+    """Raises UnfitModel where ``model(**batch)`` would not reach the model's code."""
+    try:
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):  # compiled code does not tell
+        return
+    try:
+        signature.bind(**batch)
+    except TypeError as error:
+        called = ", ".join(f"{name}=..." for name in batch)
+        raise UnfitModel(
+            f"the model was called as model({called}), which its forward{signature} does not take: {error}. "
+            "Pass --batch or --loss (in Python give the function: make_batch= or loss=) so that it can be "
+            "called otherwise."
+        ) from error
 
 
 def micro_batches(max_tokens: int, max_length: int) -> list[Lengths]:
@@ -133,7 +186,9 @@ def calibrate(
         model: what to train; it is moved to ``device`` and left in training mode.
         make_batch: (lengths, device) -> what ``loss`` takes; by default `flat_batch`, with the model's
             ``config.vocab_size`` where it has one.
-        loss: (model, batch) -> scalar tensor.
+        loss: (model, batch) -> scalar tensor; by default ``model(**batch)``, its loss or summed output. A
+            `loaders.Batch`, as `flat_batch` makes it, is also what `balancer.runtime.attention` takes, and
+            `balancer.runtime.current_batch` while it runs.
         device: where to measure; by default where the parameters are.
         max_tokens: tokens of the largest micro-batch.
         max_length: longest sample; by default ``max_tokens``.
@@ -145,6 +200,7 @@ def calibrate(
         clock: seconds; `time.process_time` on a machine that others share.
 
     Raises:
+        UnfitModel: the model cannot be called with the batch.
         ValueError: settings out of range.
         RuntimeError: too few micro-batches fitted the device's memory.
     """
@@ -162,7 +218,8 @@ def calibrate(
         batch = maker(lengths, target)
         _synchronize(target)
         start = clock()
-        torch.autograd.backward(loss(model, batch))
+        with running(batch) if isinstance(batch, Batch) else nullcontext():
+            torch.autograd.backward(loss(model, batch))
         _synchronize(target)
         seconds = clock() - start
         model.zero_grad(set_to_none=True)

@@ -72,8 +72,6 @@ def calibrate(
     from rich.console import Console
 
     from balancer.costs.attention import parse_attention
-    from loaders.calibrate import calibrate as measure
-    from loaders.calibrate import forward_loss
     from loaders.packing_job.atomic import whole_file
 
     check_output(output, "--output")
@@ -87,10 +85,7 @@ def calibrate(
         raise typer.BadParameter(f"--attention: {error}") from error
     console = Console()
     device = _checked_device(device) if device else _default_device()
-    module = _build(model, dtype)
     options: dict[str, Any] = {
-        "make_batch": None if batch is None else load_function(batch),
-        "loss": forward_loss if loss is None else load_function(loss),
         "device": device,
         "max_tokens": max_tokens,
         "max_length": max_length,
@@ -99,8 +94,8 @@ def calibrate(
         "attention": attention,
         "clock": time.process_time if cpu_time else time.perf_counter,
     }
-    with _of_user(model, "on a batch", "Give --batch for other inputs and --loss for another call."):
-        result = _with_progress(lambda progress: measure(module, progress=progress, **options))
+    with on_path(os.getcwd()):  # while anything of the user's runs: it may import later than its module
+        result = _measure((model, batch, loss), dtype, options)
     with whole_file(output) as partial:
         result.cost.save(partial)
     console.print(_summary(result))
@@ -111,24 +106,50 @@ def calibrate(
     )
 
 
+def _measure(names: tuple[str, str | None, str | None], dtype: str | None, options: Any) -> Calibration:
+    """names: of the model, of what makes batches, of the loss."""
+    from loaders.calibrate import calibrate as measure
+    from loaders.calibrate import forward_loss
+
+    model, batch, loss = names
+    module = _build(model, dtype)
+    make_batch = None if batch is None else load_function(batch)
+    called = forward_loss if loss is None else load_function(loss)
+    with _of_user(model, "on a batch", "Give --batch for other inputs and --loss for another call."):
+        return _with_progress(
+            lambda show: measure(module, make_batch=make_batch, loss=called, progress=show, **options)
+        )
+
+
+@contextmanager
+def on_path(folder: str) -> Iterator[None]:
+    """Look for modules in ``folder`` first, as Python does for a script beside them."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        # by value: the user's code may have put folders of its own in front
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
 def load_function(name: str) -> Callable[..., Any]:
-    """What ``module:name`` stands for; modules are also looked for in the current folder.
+    """What ``module:name`` stands for.
 
     Raises:
         typer.BadParameter: no such module or name; says which.
+        RuntimeError: the module's own code failed.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise typer.BadParameter(f"{name!r} must name a function as module:function.")
-    sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        with _of_user(module_name, "when it was imported", ""):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise typer.BadParameter(
             f"{name!r}: {error}. It is looked for in the current folder and on the path."
         ) from error
-    finally:
-        sys.path.pop(0)
     function: Any = module
     for part in attribute.split("."):
         if not hasattr(function, part):
@@ -143,13 +164,18 @@ def load_function(name: str) -> Callable[..., Any]:
 @contextmanager
 def _of_user(name: str, when: str, way_out: str) -> Iterator[None]:
     """Tell a failure of the user's own code in a sentence."""
+    from loaders.calibrate import UnfitModel
+
     try:
         yield
-    except RuntimeError:  # torch's own, which say what is wrong, and those of memory that does not suffice
+    except (RuntimeError, ModuleNotFoundError):  # torch's own and those of memory say what is wrong
         raise
+    except UnfitModel as error:
+        raise RuntimeError(f"{name}: {error}") from error
     except Exception as error:
+        told = str(error).rstrip(".") or "without a message"
         raise RuntimeError(
-            f"{name} failed {when}: {type(error).__name__}: {error}. {way_out} "
+            f"{name} failed {when}: {type(error).__name__}: {told}.{way_out and f' {way_out}'} "
             "EVENLOAD_TRACEBACK=1 shows where."
         ) from error
 

@@ -1,17 +1,24 @@
 """Calibration against a model whose time is known: a clock that charges what a cost model says."""
 
+import os
+import sys
+
 import numpy as np
 import pytest
 import torch
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
-from balancer import CostModel
+from balancer import CostModel, runtime
 from balancer.cost import Communication
-from loaders.calibrate import calibrate, flat_batch, forward_loss, micro_batches
+from loaders import Batch
+from loaders.batches.collate import lay_out
+from loaders.calibrate import UnfitModel, calibrate, flat_batch, forward_loss, micro_batches
 from loaders.cli.calibrate import calibrate as command
-from loaders.cli.calibrate import load_function
+from loaders.cli.calibrate import load_function, on_path
 
 TRUE = CostModel(2e-5, 3e-8, 0.002)
 
@@ -199,4 +206,121 @@ def test_a_bad_name_gets_a_sentence(folder, name, what):
 
 
 def test_functions_load_from_the_current_folder(folder):
-    assert load_function("tiny_model_to_calibrate:make_list")() == []
+    with on_path(os.getcwd()):
+        assert load_function("tiny_model_to_calibrate:make_list")() == []
+
+
+LATE = """
+import sys
+from torch import nn
+
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        sys.path.insert(0, "of the user")
+        import late_width
+        self.embedding = nn.Embedding(256, late_width.WIDTH)
+
+    def forward(self, input_ids, **_):
+        import late_scale
+        return late_scale.SCALE * self.embedding(input_ids)
+"""
+
+
+def test_modules_of_the_folder_may_be_imported_late_and_the_path_is_left_as_it_was(folder, monkeypatch):
+    (folder / "late_model_to_calibrate.py").write_text(LATE)
+    (folder / "late_width.py").write_text("WIDTH = 8")
+    (folder / "late_scale.py").write_text("SCALE = 2.0")
+    before = [entry for entry in sys.path if entry != str(folder)]
+    monkeypatch.setattr(sys, "path", list(before))
+    result = run("late_model_to_calibrate:Late", "--max-tokens", "256", "--repeats", "2", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert sys.path == ["of the user", *before]
+
+
+def test_a_module_that_fails_on_import_is_told_in_a_sentence(folder):
+    (folder / "torn_model_to_calibrate.py").write_text("1 +")
+    result = run("torn_model_to_calibrate:Model")
+    assert isinstance(result.exception, RuntimeError)
+    assert "torn_model_to_calibrate failed when it was imported: SyntaxError" in str(result.exception)
+
+
+class Attending(nn.Module):
+    """Takes the loader's batch where `runtime.attention` needs it: by hand, or from what runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(256, 8)
+        self.seen = []
+
+    def forward(self, input_ids, batch=None, **_):
+        batch = runtime.current_batch() if batch is None else batch
+        self.seen.append(tuple(batch.seq_lengths))
+        x = self.embedding(input_ids)[0][:, None]
+        return runtime.attention(x, x, x, batch)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [forward_loss, lambda model, batch: model(batch["input_ids"], batch).sum()],
+    ids=["names", "batch"],
+)
+def test_a_model_with_the_runtimes_attention_is_measured(loss):
+    model = Attending()
+    result = calibrate(model, loss=loss, max_tokens=128, repeats=2)
+    assert set(model.seen) == set(micro_batches(128, 128))
+    assert result.cost([128])[0] > 0
+    assert runtime.current_batch() is None
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_a_flat_batch_is_what_the_loader_would_hand_out(lengths):
+    batch = flat_batch(lengths, torch.device("cpu"))
+    tokens = batch["input_ids"][0].numpy()
+    inputs, num_loss_tokens = lay_out(tokens, np.array(lengths, np.int32))
+    assert isinstance(batch, Batch)
+    assert set(batch) == set(inputs)
+    for name, value in inputs.items():
+        assert torch.equal(torch.as_tensor(batch[name]), torch.as_tensor(value)), name
+        assert getattr(batch[name], "dtype", int) == getattr(value, "dtype", int)
+    assert (batch.num_loss_tokens, batch.step_loss_tokens) == (num_loss_tokens, num_loss_tokens)
+    assert batch.seq_lengths.tolist() == lengths
+    assert (batch.cp_degree, batch.last_in_step, batch.place.is_dummy) == (1, True, False)
+
+
+PLAIN = """
+from torch import nn
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(256, 8)
+
+    def forward(self, ids):
+        return self.embedding(ids)
+
+def call(model, batch):
+    return model(batch["input_ids"]).sum()
+"""
+
+
+def test_a_model_that_does_not_take_the_names_gets_a_sentence_and_runs_with_a_call_of_its_own(folder):
+    (folder / "plain_model_to_calibrate.py").write_text(PLAIN)
+    name = "plain_model_to_calibrate:Plain"
+    options = ["--max-tokens", "256", "--repeats", "2", "--device", "cpu"]
+    result = run(name, *options)
+    told = str(result.exception)
+    assert isinstance(result.exception, RuntimeError)
+    assert told.startswith(f"{name}: the model was called as model(input_ids=..., ")
+    assert "forward(ids) does not take" in told
+    assert "Pass --batch or --loss" in told
+    assert run(name, "--loss", "plain_model_to_calibrate:call", *options).exit_code == 0
+
+
+def test_in_python_it_is_a_type_error():
+    class Plain(nn.Module):
+        def forward(self, ids):
+            return ids
+
+    with pytest.raises(UnfitModel, match="make_batch= or loss="):
+        calibrate(Plain(), max_tokens=64)
