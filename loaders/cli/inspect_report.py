@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from balancer.cost import CostModel
+from loaders.cli.plan_report import ARBITRARY
 from loaders.packing_job.progress import short
 from loaders.planning.inspection import PERCENTILES, Inspection, SourceFacts, StepFacts
 from loaders.planning.rehearsal import HeavyBatch
+from loaders.reporting.words import many
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 _RANKS_SHOWN = 16
-_ORIGINS_SHOWN = 3
+_LONG = 1_000_000
+"""Counts from here on are shortened, for tables to fit a terminal of 80."""
 
 
 def as_json(found: Inspection) -> dict[str, Any]:
@@ -22,13 +26,17 @@ def as_json(found: Inspection) -> dict[str, Any]:
     plain = {
         field.name: getattr(found, field.name)
         for field in fields(found)
-        if field.name not in ("sources", "steps", "worst")
+        if field.name not in ("sources", "steps", "worst", "origins")
     }
     return {
         **plain,
         "sources": [_source_numbers(source) for source in found.sources],
         "steps": [asdict(step) for step in found.steps],
-        "worst": [_heavy_numbers(heavy, found) for heavy in found.worst],
+        "worst": [
+            _heavy_numbers(heavy, found)
+            | {"longest": [{"origin": origin, "tokens": tokens} for origin, tokens in origins]}
+            for heavy, origins in zip(found.worst, found.origins, strict=True)
+        ],
     }
 
 
@@ -57,14 +65,23 @@ def _heavy_numbers(heavy: HeavyBatch, found: Inspection) -> dict[str, Any]:
 def show(console: Console, found: Inspection) -> None:
     """Print the tables."""
     console.print(_sources(found))
+    for source in found.sources:
+        beside = [f"{count:,} {name}" for name, count in source.counts.items() if count]
+        beside += [f"{short(units)} {phase} units" for phase, units in source.units.items() if units]
+        if beside:
+            _say(console, f"{source.label}: {', '.join(beside)}")
     _say(
         console,
-        f"An epoch has {found.steps_in_epoch:,} steps on {found.ranks} ranks of {found.max_tokens:,} "
-        f"tokens; shares are of the first {found.looked_at:,} samples.",
+        f"An epoch has {many(found.steps_in_epoch, 'step')} on {many(found.ranks, 'rank')} of "
+        f"{found.max_tokens:,} tokens; shares are of the first {many(found.looked_at, 'sample')}.",
     )
+    if found.cost == CostModel.generic().source:
+        _say(console, ARBITRARY)
+    labels = {source.name: source.label for source in found.sources}
     for step in found.steps:
-        sources = ", ".join(f"{count:,} {name}" for name, count in step.by_source.items() if count)
-        _say(console, f"\nStep {step.step}: {step.samples:,} samples ({sources}), {step.tokens:,} tokens")
+        sources = ", ".join(f"{count:,} {labels[name]}" for name, count in step.by_source.items() if count)
+        of = f" ({sources})" if len(labels) > 1 else ""
+        _say(console, f"\nStep {step.step}: {many(step.samples, 'sample')}{of}, {step.tokens:,} tokens")
         console.print(_step(step))
         degrees = ", ".join(f"{count} of degree {degree}" for degree, count in step.cp_degrees.items())
         _say(
@@ -73,8 +90,17 @@ def show(console: Console, found: Inspection) -> None:
             f"gap {step.gap:.2%}, predicted {step.time_s:.3g} s",
         )
     if found.worst:
-        _say(console, "\nHeaviest micro-batches of the epoch")
-        console.print(_worst(found))
+        _say(console, "\nHeaviest micro-batches of the epoch, and their longest samples")
+    for heavy, origins in zip(found.worst, found.origins, strict=True):
+        first, last = heavy.ranks.start, heavy.ranks.stop - 1
+        ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+        _say(
+            console,
+            f"step {heavy.step}, {ranks}, slot {heavy.slot}: {heavy.tokens:,} tokens a rank, "
+            f"{many(heavy.num_samples, 'sample')}, {heavy.time_s:.3g} s",
+        )
+        for origin, tokens in origins:
+            _say(console, f"  {tokens:,} tokens: {origin}")
 
 
 def _say(console: Console, text: str) -> None:
@@ -84,26 +110,25 @@ def _say(console: Console, text: str) -> None:
 def _sources(found: Inspection) -> Table:
     from rich.table import Table
 
-    table = Table()
-    for name in ("source", "rows", "tokens", *(f"p{at}" for at in PERCENTILES), "longest"):
-        table.add_column(name, justify="left" if name == "source" else "right")
-    phases = sorted({phase for source in found.sources for phase in source.units})
-    for name in (*phases, "samples", "tokens", "left out"):
-        table.add_column(f"% of {name}" if name in ("samples", "tokens") else name, justify="right")
+    table = Table(title="sources, and lengths of their samples in tokens", padding=0)
+    table.add_column("source", overflow="fold", min_width=10)
+    for name in ("rows", "tokens", *(f"p{at}" for at in PERCENTILES), "longest", "% samples", "% tokens"):
+        table.add_column(name.replace("% ", "% of\n"), justify="right", no_wrap=True)
     for source in found.sources:
-        left_out = [f"{count:,} {name}" for name, count in source.counts.items() if count]
         table.add_row(
-            source.name,
-            f"{source.rows:,}",
+            source.label,
+            _count(source.rows),
             short(source.tokens),
-            *(f"{value:,}" for value in source.percentiles),
-            f"{source.longest:,}",
-            *(short(source.units.get(phase, 0)) for phase in phases),
+            *map(_count, source.percentiles),
+            _count(source.longest),
             f"{source.sample_share:.1%}",
             f"{source.token_share:.1%}",
-            ", ".join(left_out) or "-",
         )
     return table
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number < _LONG else short(number)
 
 
 def _step(step: StepFacts) -> Table:
@@ -111,7 +136,7 @@ def _step(step: StepFacts) -> Table:
 
     table = Table()
     for name in ("rank", "micro-batches", "tokens", "seconds"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for rank in range(min(len(step.rank_tokens), _RANKS_SHOWN)):
         table.add_row(
             str(rank),
@@ -121,30 +146,4 @@ def _step(step: StepFacts) -> Table:
         )
     if len(step.rank_tokens) > _RANKS_SHOWN:
         table.add_row(f"... {len(step.rank_tokens) - _RANKS_SHOWN} more", "", "", "")
-    return table
-
-
-def _worst(found: Inspection) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    for name in ("step", "ranks", "slot", "tokens a rank", "samples", "seconds", "longest samples"):
-        table.add_column(name, justify="left" if name == "longest samples" else "right")
-    for heavy in found.worst:
-        by_length = heavy.table.num_tokens.argsort(kind="stable")[::-1][:_ORIGINS_SHOWN]
-        origins = [
-            f"{found.sources[heavy.table.source[at]].name} {heavy.table.row[at]} "
-            f"({heavy.table.num_tokens[at]:,})"
-            for at in by_length.tolist()
-        ]
-        last = heavy.ranks.stop - 1
-        table.add_row(
-            str(heavy.step),
-            str(heavy.ranks.start) if last == heavy.ranks.start else f"{heavy.ranks.start}-{last}",
-            str(heavy.slot),
-            f"{heavy.tokens:,}",
-            str(heavy.num_samples),
-            f"{heavy.time_s:.3g}",
-            ", ".join(origins),
-        )
     return table

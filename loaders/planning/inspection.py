@@ -17,6 +17,8 @@ from loaders.state import Cursor
 PERCENTILES = (50, 90, 99)
 LOOKED_AT = 1 << 18
 """Positions of the order that shares are counted over; an epoch, where it is shorter."""
+LONGEST = 3
+"""Samples of a heavy micro-batch that are named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +28,8 @@ class SourceFacts:
     name: str
     path: str
     """What messages call it."""
+    label: str
+    """Its name, or in place of paths the first file's and how many more there are."""
     rows: int
     usable: int
     """Rows that are given out."""
@@ -79,6 +83,10 @@ class Inspection:
     sources: tuple[SourceFacts, ...]
     steps: tuple[StepFacts, ...]
     worst: tuple[HeavyBatch, ...]
+    origins: tuple[tuple[tuple[str, int], ...], ...]
+    """Of each of ``worst``, (file and row, tokens) of its longest samples."""
+    cost: str
+    """Where seconds come from."""
 
 
 def inspect_loader(loader: Any, *, steps: int = 2, worst: int = 0, epoch: int = 0) -> Inspection:
@@ -95,26 +103,53 @@ def inspect_loader(loader: Any, *, steps: int = 2, worst: int = 0, epoch: int = 
     views = [loader.step(index, epoch=epoch) for index in range(min(steps, total))]
     names = loader.source_names
     shares = _shares(planning, epoch)
+    labels = _labels(names, [catalog.source.name for catalog in planning.steps.catalogs])
+    heavy = tuple(loader.worst(worst, epoch=epoch)) if worst else ()
     return Inspection(
         ranks=planning.topology.ranks,
         max_tokens=planning.options["max_tokens"],
         steps_in_epoch=total,
         looked_at=min(planning.steps.order.size(epoch), LOOKED_AT),
         sources=tuple(
-            _source(name, catalog, shares[number])
+            _source(name, labels[number], catalog, shares[number])
             for number, (name, catalog) in enumerate(zip(names, planning.steps.catalogs, strict=True))
         ),
         steps=tuple(_step(view, names, planning.options["max_tokens"]) for view in views),
-        worst=tuple(loader.worst(worst, epoch=epoch)) if worst else (),
+        worst=heavy,
+        origins=tuple(_origins(one, planning) for one in heavy),
+        cost=str(getattr(planning.options["cost"], "source", "")),
     )
 
 
-def _source(name: str, catalog: Any, shares: tuple[float, float]) -> SourceFacts:
+def _labels(names: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Short names that tell the sources apart; names that a mixture gives stay as they are."""
+    short = [_short(path) if name == path else name for name, path in zip(names, paths, strict=True)]
+    return short if len(set(short)) == len(short) else list(names)
+
+
+def _short(path: str) -> str:
+    first, *more = path.split(", ")
+    folders = first.replace("\\", "/").rstrip("/").split("/")
+    last = "/".join(folders[-2:]) if "*" in folders[-1] else folders[-1]
+    return f"{last} and {len(more):,} more" if more else last
+
+
+def _origins(heavy: HeavyBatch, planning: Planning) -> tuple[tuple[str, int], ...]:
+    table, catalogs = heavy.table, planning.steps.catalogs
+    longest = table.num_tokens.argsort(kind="stable")[::-1][:LONGEST].tolist()
+    return tuple(
+        (catalogs[table.source[at]].source.origin(int(table.row[at])), int(table.num_tokens[at]))
+        for at in longest
+    )
+
+
+def _source(name: str, label: str, catalog: Any, shares: tuple[float, float]) -> SourceFacts:
     lengths = catalog.lengths[catalog.lengths > 0]
     found = np.percentile(lengths, PERCENTILES, method="higher") if lengths.size else np.zeros(3)
     return SourceFacts(
         name=name,
         path=catalog.source.name,
+        label=label,
         rows=int(catalog.lengths.size),
         usable=len(catalog),
         tokens=int(catalog.lengths.sum()),

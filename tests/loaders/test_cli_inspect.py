@@ -93,6 +93,43 @@ def test_the_tables_name_sources_ranks_and_the_heaviest(mixture):
         assert text in result.stdout
 
 
+def shown(*arguments):
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["inspect", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_nothing_is_cut_in_a_terminal_of_80_columns(mixture, tmp_path):
+    path, _ = mixture
+    assert "…" not in shown(path, "--max-tokens", "512", "--ranks", 20, "--worst", 2)
+    folder = tmp_path / "a-folder-with-a-name-that-is-long" / "and-another-one-within-it"
+    folder.mkdir(parents=True)
+    files = [folder / f"part-{number:05d}-of-00003-of-a-corpus-with-a-long-name.jsonl" for number in range(3)]
+    for file in files:
+        write(file, [1, 90_000])
+    assert "…" not in shown(*files, "--max-tokens", "100k", "--ranks", 2, "--worst", 2)
+
+
+def test_a_source_of_many_files_is_named_once_and_its_samples_by_file_and_row(tmp_path):
+    files = [tmp_path / f"part-{number}.jsonl" for number in range(3)]
+    for number, file in enumerate(files):
+        write(file, [7, 100 + number, 9])
+    text = shown(*files, "--max-tokens", "128", "--worst", 1)
+    assert text.count("part-0.jsonl and 2") == 1
+    joined = text.replace("\n", "")
+    assert "102 tokens: " in joined
+    assert f"{files[2]}, line 2" in joined
+    [heavy] = told(*files, "--max-tokens", "128", "--worst", 1)["worst"]
+    assert heavy["longest"][0]["origin"].startswith(f"{files[2]}, line 2 ")
+    assert [one["tokens"] for one in heavy["longest"]] == [102, 9, 9]
+
+
+def test_seconds_of_the_generic_cost_are_called_arbitrary(mixture):
+    path, _ = mixture
+    assert "seconds are arbitrary" in shown(path, "--max-tokens", "512")
+    assert "seconds are arbitrary" not in shown(path, "--max-tokens", "512", "--cost", "1e-4")
+
+
 def test_files_without_a_mixture_are_one_source(tmp_path):
     write(tmp_path / "a.jsonl", [3, 4])
     write(tmp_path / "b.jsonl", [5])
