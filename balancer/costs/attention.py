@@ -72,9 +72,23 @@ SIZED = frozenset({"window", "chunked", "prefix", "block"})
 _TERM = re.compile(r"(?:(?P<layers>\d+)\s*\*\s*)?(?P<name>[a-z]+)(?::(?P<size>\d+))?")
 
 
-@lru_cache(maxsize=256)
 def parse_attention(attention: str) -> tuple[tuple[int, str, int], ...]:
-    """(layers, pattern, size) of each term of ``attention``. Raises ValueError that names the bad term."""
+    """(layers, pattern, size) of each term of ``attention``.
+
+    Raises:
+        ValueError: a bad term, which it names.
+        TypeError: not a string.
+    """
+    if not isinstance(attention, str):
+        raise TypeError(
+            f"attention must be a string such as 'causal', 'window:512' or '8*causal + 24*linear', got "
+            f"{attention!r}."
+        )
+    return _parsed(attention)
+
+
+@lru_cache(maxsize=256)
+def _parsed(attention: str) -> tuple[tuple[int, str, int], ...]:
     terms = []
     for text in attention.split("+"):
         match = _TERM.fullmatch(text.strip())

@@ -15,8 +15,9 @@ from balancer.costs.attention import MAX_LENGTH
 def check_coefficient(name: str, value: Any, *, positive: bool = False) -> float:
     """``value`` as a float. Raises ValueError unless it is finite and not negative (or positive)."""
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        # float() would read "3" and True as numbers, which are slips: a column of text, a flag in its place
+        number = math.nan if isinstance(value, str | bytes | bool | np.bool_) else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
         kind = "positive, finite number" if positive else "finite number of at least 0"
@@ -49,10 +50,15 @@ def check_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
 
 def check_degree(cp_degree: Any) -> int:
     """A CP degree as int. Raises ValueError unless it is a whole number of at least 1."""
+    return check_count("cp_degree", cp_degree)
+
+
+def check_count(name: str, value: Any) -> int:
+    """``value`` as int. Raises ValueError unless it is a whole number of at least 1."""
     try:
-        degree = operator.index(cp_degree)
+        number = operator.index(value)
     except TypeError:
-        degree = 0
-    if isinstance(cp_degree, bool) or degree < 1:
-        raise ValueError(f"cp_degree must be a whole number of at least 1, got {cp_degree!r}.")
-    return degree
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return number

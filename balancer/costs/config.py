@@ -39,8 +39,8 @@ def cost_from_config(
     and stacks that mix full, windowed, chunked and linear layers. Load between experts is taken as even.
 
     Args:
-        config: a transformers config or a dict with the same names; of a multimodal model the language part
-            (pass its ``vision_config`` for the encoder).
+        config: a transformers config, a dict with the same names, or the path of a config.json or its folder;
+            of a multimodal model the language part (pass its ``vision_config`` for the encoder).
         gpu: ``"a100"``, ``"h100"``, ``"h200"``, ``"b200"``, ``"mi300x"``, a `Gpu`, its fields, or FLOP/s.
         recompute: ``"none"``, ``"attention"`` (attention's forward again) or ``"full"`` (every layer's).
         cp_method: how a CP group exchanges: ``"ring"``, ``"all_gather"`` or ``"ulysses"``.
@@ -52,6 +52,8 @@ def cost_from_config(
 
     Raises:
         ValueError: an unknown GPU, option or a config without the names needed.
+        FileNotFoundError: no such config.json.
+        TypeError: a config of another kind.
     """
     device, shape = find_gpu(gpu), model_shape(config)
     check_choice("recompute", recompute, RECOMPUTE)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from balancer.costs.gpus import Gpu, find_gpu
-from balancer.costs.shapes import ModelShape, model_shape
+from balancer.costs.shapes import ModelShape, model_shape, opened
 
 MEMORY_BYTES: Mapping[str, float] = MappingProxyType(
     {"a100": 80e9, "h100": 80e9, "h200": 141e9, "b200": 180e9, "mi300x": 192e9}
@@ -100,6 +100,7 @@ def estimate_memory(
     memory = MEMORY_BYTES.get(device.name) if gpu_bytes is None else gpu_bytes
     if memory is None:
         return None
+    config = opened(config)
     shape, whole = model_shape(config), model_shape(_with_all_experts(config))
     vocabulary = shape.head_flops / (2 * shape.hidden)
     stack = whole.layer_flops / 2

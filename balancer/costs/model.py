@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from balancer.costs.attention import attended_pairs, parse_attention
-from balancer.costs.checks import check_coefficient, check_degree, check_lengths
+from balancer.costs.checks import check_coefficient, check_count, check_degree, check_lengths
 from balancer.costs.communication import Communication
 from balancer.costs.measured import MeasuredTable
 from balancer.topology import Topology
@@ -69,7 +69,9 @@ class CostModel:
         report: how well a fitted model describes its measurements.
 
     Raises:
-        ValueError: coefficients that are negative, not finite or all zero, or an unknown pattern.
+        ValueError: coefficients that are no numbers, negative, not finite or all zero, an unknown pattern,
+            degrees or a length that are not whole numbers of at least 1.
+        TypeError: a pattern, communication, table or degrees of another kind.
     """
 
     linear: float = 0.0
@@ -85,6 +87,7 @@ class CostModel:
     report: FitReport | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name in ("linear", "quadratic", "fixed"):
             object.__setattr__(self, name, check_coefficient(f"CostModel.{name}", getattr(self, name)))
         if self.table is None and self.linear == self.quadratic == self.fixed == 0:
@@ -95,9 +98,29 @@ class CostModel:
             raise ValueError(
                 "CostModel: a measured table takes the place of linear, quadratic and communication."
             )
-        parse_attention(self.attention)
         if self.beyond not in BEYOND:
             raise ValueError(f"CostModel.beyond must be one of {BEYOND}, got {self.beyond!r}.")
+
+    def _check_kinds(self) -> None:
+        parse_attention(self.attention)
+        if not isinstance(self.communication, Communication | None):
+            raise TypeError(
+                "CostModel.communication must be a balancer.cost.Communication or None, got "
+                f"{self.communication!r}. Take another model's with cost.with_communication(model)."
+            )
+        if not isinstance(self.table, MeasuredTable | None):
+            raise TypeError(
+                f"CostModel.table must be a measured table or None, got {self.table!r}. "
+                "Make the model with CostModel.from_table(lengths, seconds)."
+            )
+        if self.max_length is not None:
+            object.__setattr__(self, "max_length", check_count("CostModel.max_length", self.max_length))
+        if isinstance(self.degrees, str) or not isinstance(self.degrees, Iterable):
+            raise TypeError(
+                f"CostModel.degrees must hold the measured degrees, such as (1, 2), got {self.degrees!r}."
+            )
+        degrees = tuple(check_count("each of CostModel.degrees", degree) for degree in self.degrees)
+        object.__setattr__(self, "degrees", degrees)
 
     @classmethod
     def generic(cls) -> CostModel:

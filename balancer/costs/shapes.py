@@ -7,9 +7,12 @@ embeddings and the embedding look-up are left out.
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _UNGATED = frozenset(
@@ -78,8 +81,13 @@ class _Config:
             self.values = config
         elif hasattr(config, "to_dict"):
             self.values = config.to_dict()
-        else:
+        elif hasattr(config, "__dict__") and not isinstance(config, type):
             self.values = vars(config)
+        else:
+            raise TypeError(
+                "a model config must be a transformers config, a dict with its names or the path of a "
+                f"config.json, got {config!r}."
+            )
         inner = self.values.get("text_config") or self.values.get("llm_config")
         if inner is not None:
             self.values = _Config(inner).values
@@ -111,13 +119,42 @@ def _count(name: str, value: Any) -> int:
     raise ValueError(f"the model config must have a whole number of at least 1 as {name}, it has {value!r}.")
 
 
-def model_shape(config: Any) -> ModelShape:
-    """The shape of a transformers config or a dict with its names; of the language part of several.
+def opened(config: Any) -> Any:
+    """What a config.json holds, given its path or that of its folder; anything else as it is.
 
     Raises:
-        ValueError: a name is missing; lists the accepted names.
+        FileNotFoundError: no such file.
+        ValueError: not the JSON of a config.
     """
-    reader = _Config(config)
+    if not isinstance(config, str | os.PathLike):
+        return config
+    given = Path(config)
+    path = given / "config.json" if given.is_dir() else given
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"a model config must be a config.json, its folder, a dict or a transformers config, there is no "
+            f"{path}. For a model by name pass transformers.AutoConfig.from_pretrained({str(config)!r})."
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"a model config must be a config.json, {path} is not JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"a model config must be a config.json, {path} holds no names.")
+    return values
+
+
+def model_shape(config: Any) -> ModelShape:
+    """The shape of a transformers config, a dict with its names or the path of a config.json.
+
+    Of several parts that of the language.
+
+    Raises:
+        ValueError: a name is missing, and lists the accepted ones; a file that is no config.
+        FileNotFoundError: no such file.
+        TypeError: nothing that holds names.
+    """
+    reader = _Config(opened(config))
     hidden = reader.need("hidden_size", "n_embd", "d_model", "embed_dim")
     kinds = _layer_kinds(reader)
     patterns = _layer_patterns(reader, kinds)

@@ -1,11 +1,13 @@
 """Counts against published parameter counts: a matrix product costs two FLOPs for each weight it uses."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from balancer.cost import GPUS, CostModel, Gpu
+from balancer.costs.memory import estimate_memory
 from balancer.costs.shapes import model_shape
 
 LLAMA_7B = {
@@ -171,6 +173,35 @@ def test_a_config_may_be_an_object_or_hold_the_language_part():
     expected = CostModel.from_config(LLAMA_7B)
     assert CostModel.from_config(SimpleNamespace(**LLAMA_7B)) == expected
     assert CostModel.from_config({"text_config": LLAMA_7B, "vision_config": {}}) == expected
+
+
+def test_a_config_may_be_the_path_of_its_file_or_folder(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_7B))
+    expected = CostModel.from_config(LLAMA_7B)
+    for given in (path, str(path), tmp_path, str(tmp_path)):
+        assert CostModel.from_config(given) == expected
+    assert estimate_memory(path) == estimate_memory(LLAMA_7B)
+
+
+@pytest.mark.parametrize(("text", "what"), [("[1]", "holds no names"), ("{", "is not JSON")])
+def test_a_file_that_is_no_config_is_named(tmp_path, text, what):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=what):
+        CostModel.from_config(path)
+
+
+@pytest.mark.parametrize("given", ["nowhere/config.json", "org/model-7b"])
+def test_a_path_without_a_file_shows_the_way_out(given):
+    with pytest.raises(FileNotFoundError, match=f"AutoConfig.from_pretrained.'{given}'"):
+        CostModel.from_config(given)
+
+
+@pytest.mark.parametrize("given", [3, None, [1], SimpleNamespace])
+def test_a_config_of_another_kind_is_refused(given):
+    with pytest.raises(TypeError, match="a dict with its names or the path of a config"):
+        CostModel.from_config(given)
 
 
 def test_a_vision_tower_attends_to_everything():

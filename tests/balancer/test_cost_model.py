@@ -147,6 +147,12 @@ def test_an_unknown_preset_lists_the_known_ones():
         ({"linear": 1.0, "quadratic": float("inf")}, "quadratic"),
         ({"linear": 1.0, "fixed": -0.1}, "fixed"),
         ({"linear": "fast"}, "linear"),
+        ({"linear": "3"}, "CostModel.linear must be a finite number of at least 0, got '3'"),
+        ({"linear": True}, "CostModel.linear must be a finite number of at least 0, got True"),
+        ({"linear": 10**400}, "CostModel.linear must be a finite number"),
+        ({"linear": 1.0, "max_length": "a"}, "CostModel.max_length must be a whole number of at least 1"),
+        ({"linear": 1.0, "max_length": 0}, "CostModel.max_length must be a whole number of at least 1"),
+        ({"linear": 1.0, "degrees": (1, 0)}, "each of CostModel.degrees must be a whole number"),
         ({}, "all 0"),
         ({"linear": 1.0, "beyond": "ignore"}, "beyond"),
     ],
@@ -154,6 +160,33 @@ def test_an_unknown_preset_lists_the_known_ones():
 def test_bad_coefficients_are_named(coefficients, name):
     with pytest.raises(ValueError, match=name):
         CostModel(**coefficients)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"attention": 3}, "attention must be a string such as 'causal'"),
+        ({"attention": ["causal"]}, "attention must be a string such as 'causal'"),
+        (
+            {"communication": 3},
+            "CostModel.communication must be a balancer.cost.Communication or None",
+        ),
+        ({"communication": CostModel(1.0)}, "cost.with_communication"),
+        ({"table": {}}, "CostModel.from_table"),
+        ({"degrees": 3}, r"CostModel.degrees must hold the measured degrees, such as \(1, 2\), got 3"),
+        ({"degrees": "12"}, "CostModel.degrees must hold the measured degrees"),
+    ],
+)
+def test_arguments_of_another_kind_are_told_in_a_sentence(arguments, what):
+    with pytest.raises(TypeError, match=what):
+        CostModel(1e-4, **arguments)
+
+
+def test_numbers_of_numpy_become_pythons_own():
+    cost = CostModel(np.float32(1e-4), max_length=np.int64(100), degrees=[np.int32(1), 2])
+    assert (type(cost.linear), type(cost.max_length), cost.degrees) == (float, int, (1, 2))
+    assert {type(degree) for degree in cost.degrees} == {int}
+    assert hash(cost) == hash(CostModel(float(np.float32(1e-4)), max_length=100, degrees=(1, 2)))
 
 
 @pytest.mark.parametrize(
