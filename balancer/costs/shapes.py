@@ -133,9 +133,10 @@ def opened(config: Any) -> Any:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        way_out = f" For a model by name pass transformers.AutoConfig.from_pretrained({str(config)!r})."
         raise FileNotFoundError(
-            f"a model config must be a config.json, its folder, a dict or a transformers config, there is no "
-            f"{path}. For a model by name pass transformers.AutoConfig.from_pretrained({str(config)!r})."
+            "a model config must be a config.json, its folder, a dict or a transformers config, there is no "
+            f"{path}.{'' if path.suffix == '.json' else way_out}"
         ) from None
     except ValueError as error:
         raise ValueError(f"a model config must be a config.json, {path} is not JSON: {error}.") from error

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from balancer import CostModel, Topology, plan_step
 from balancer.comparison import compare_policies, shuffled_steps
 from balancer.cost import GPUS
+from loaders.cli.app import app
 from loaders.cli.costs import FREE, cost_model, parse_cost, parse_gpu
 from loaders.cli.lengths import FileLengths, read_lengths
 from loaders.cli.plan import parse_degrees, plan
@@ -268,6 +269,21 @@ def test_without_a_model_it_says_once_that_sharing_is_free(lengths_file, alone, 
     assert result.exit_code == 0
     assert result.stderr == f"evenload: {FREE}.\n"
     assert not [one for one in recwarn if "cp_degree" in str(one.message)]
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "inspect", "report"])
+def test_every_command_that_plans_shares_at_a_price_or_says_that_it_is_free(
+    command, alone, config_file, tmp_path
+):
+    data = tmp_path / "tokens.parquet"
+    pq.write_table(pa.table({"input_ids": [[1] * n for n in (30, 300, 500, 900) * 4]}), data)
+    options = ("--ranks", "2", "--max-tokens", "1024", "--cp-degrees", "1,2", "--cost", str(alone), "--json")
+    called = CliRunner().invoke(app, [command, str(data), *options])
+    assert called.exit_code == 0, called.output
+    assert f"evenload: {FREE}.\n" in called.stderr
+    called = CliRunner().invoke(app, [command, str(data), *options, "--model", str(config_file)])
+    assert called.exit_code == 0, called.output
+    assert FREE not in called.stderr
 
 
 @pytest.mark.parametrize("options", [("--cp-degrees", "1"), ("--cp-degrees", "1,2", "--model")])
