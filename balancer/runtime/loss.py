@@ -20,6 +20,7 @@ from balancer.sharding import aligned_lengths
 
 from .agreement import device_of
 from .peers import Peers
+from .porting import look
 from .protocol import RunnableBatch
 
 Reduction = Literal["mean", "sum"]
@@ -47,7 +48,8 @@ def scale_loss(
 
     A step without labels gives 0, with its graph, so that the backward pass and its collectives still run.
 
-    Raises ValueError for more than one loss, a weight that is none, or another ``reduction``.
+    Warns once where it is certain that gradients meet, or an optimizer stepped, before the step's last
+    micro-batch. Raises ValueError for more than one loss, a weight that is none, or another ``reduction``.
     """
     if isinstance(loss_sum, Tensor) and loss_sum.numel() != 1:
         raise ValueError(
@@ -57,7 +59,9 @@ def scale_loss(
     total = batch.step_loss_tokens if total_weight is None else total_weight
     if not 0 <= total < math.inf:
         raise ValueError(f"step {batch.step}: the step's loss weight must be finite, 0 or more; got {total}.")
-    return loss_sum * (_gradient_factor(batch, reduction) / total if total else 0.0)
+    factor = _gradient_factor(batch, reduction) / total if total else 0.0
+    look(loss_sum, batch, averaged=reduction == "mean")
+    return loss_sum * factor
 
 
 def auxiliary_weight(batch: RunnableBatch, reduction: Reduction = "mean") -> float:

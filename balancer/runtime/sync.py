@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .porting import gradients_are_held_back
 from .protocol import RunnableBatch
 from .running import running
 
@@ -17,6 +18,7 @@ def no_sync(model: Any, batch: RunnableBatch) -> Iterator[None]:
     DDP and FSDP1 offer ``no_sync``, FSDP2 (`fully_shard`) offers ``set_requires_gradient_sync``; any other
     model has nothing to hold back. Every rank must run exactly one micro-batch with ``last_in_step`` a step.
     """
+    gradients_are_held_back()
     with running(batch), _held_back(model, batch):
         yield
 
