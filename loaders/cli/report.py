@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,6 +156,7 @@ def _gather(
     from loaders.cli.plan_report import admit
     from loaders.reporting.question import SAMPLES_A_RANK, Question, Setting, default_degrees
     from loaders.reporting.report import gather
+    from loaders.reporting.snippet import source_code
 
     files, column, length = source
     capacity = parse_amount(caps[0], "--max-tokens")
@@ -180,6 +182,7 @@ def _gather(
             global_batch_size=min(batch, max(admitted.lengths.size, 1)),
             gpu=parse_gpu(choices["gpu"]).name,
             tensor_parallel=choices["tensor_parallel"],
+            source_code=source_code(files, lengths.kind, column=column, length=length),
             **modelled,
             **run,
         )
@@ -198,9 +201,11 @@ def _model(
 ) -> dict[str, Any]:
     """Cost, FLOPs, memory, what is computed again, and when ranks meet, as far as a model says."""
     from balancer.costs.config import RECOMPUTE
+    from balancer.costs.gpus import GPUS
     from balancer.planning.problem import SYNC_MODES
     from balancer.simulation import ModelFlops
-    from loaders.cli.costs import cost_model, parse_gpu, read_config, told_of
+    from loaders.cli.costs import cost_model, measured_alone, parse_cost, parse_gpu, read_config, told_of
+    from loaders.reporting.snippet import cost_code
     from packing.checks import check_choice
 
     cost, recompute, sync = choices["cost"], choices["recompute"], choices["sync"]
@@ -215,13 +220,27 @@ def _model(
             if choices[name] is not None:
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} only has an effect with --model, whose memory it is about.")
-        return {"cost": cost_model(cost, None, gpu, **setting), "sync": sync or "step"}
+        return {
+            "cost": cost_model(cost, None, gpu, **setting),
+            "cost_code": cost_code(cost, None, gpu),
+            "sync": sync or "step",
+        }
     config = read_config(model)
     with told_of(model):
         memory, again, meet = _memory(config, choices, topology, max_tokens)
         flops: ModelFlops = ModelFlops.from_config(config, device, tensor_parallel=tensor_parallel)
+    shape = {"recompute": again, "tensor_parallel": tensor_parallel}
     return {
-        "cost": cost_model(cost, model, gpu, recompute=again, tensor_parallel=tensor_parallel, **setting),
+        "cost": cost_model(cost, model, gpu, **shape, **setting),
+        "cost_code": cost_code(
+            cost,
+            model,
+            device.name if device.name in GPUS else asdict(device),
+            communication=cost is not None and max(cp_degrees) > 1 and measured_alone(parse_cost(cost)),
+            **shape,
+            pipeline_stages=topology.pipeline_stages,
+            ranks_per_node=topology.ranks_per_node,
+        ),
         "flops": flops,
         "memory": memory,
         "recompute": again,

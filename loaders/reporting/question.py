@@ -57,6 +57,10 @@ class Question:
     recompute: str = "none"
     flops: ModelFlops | None = None
     memory: MemoryEstimate | None = None
+    cost_code: str = "CostModel.generic()"
+    """How ``cost`` is made, as Python."""
+    source_code: str = ""
+    """How the samples are opened, as Python; empty: from ``files``."""
 
     def with_cost(self, cost: CostModel) -> Question:
         """The same question under another cost."""

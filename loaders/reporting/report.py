@@ -14,6 +14,7 @@ from balancer.policies import POLICIES
 from balancer.simulation import SimulatedPolicy
 from loaders.cli.plan_report import Admitted, cost_numbers
 from loaders.cli.simulate_report import policy_numbers
+from loaders.reporting.choice import Recommendation, recommend
 from loaders.reporting.gains import Gain, gain
 from loaders.reporting.lanes import DegreeUse, Lanes, degree_use, lanes
 from loaders.reporting.profile import Profile, profile
@@ -21,9 +22,7 @@ from loaders.reporting.question import Progress, Question, Setting
 from loaders.reporting.running import Ints, plan, rows_of_steps, run
 from loaders.reporting.search import (
     Candidate,
-    Recommendation,
     candidates,
-    recommend,
     static_policies,
     tuned_static,
 )

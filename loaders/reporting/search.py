@@ -12,13 +12,8 @@ from balancer.planning.problem import SYNC_MODES
 from balancer.simulation import SimulatedPolicy
 from loaders.reporting.question import Progress, Question, Setting
 from loaders.reporting.running import Ints, run
-from loaders.reporting.words import share
-
-TOLERANCE = 0.01
-"""Settings this much slower than the fastest count as equal; the least demanding of them is recommended."""
 
 LEAST_CAP = 512
-_EQUAL = 0.0005
 FITS, TOO_LARGE, UNKNOWN, HOMELESS, REFUSED = "fits", "too large", "not known", "too short", "cannot plan"
 CAP_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -37,19 +32,6 @@ class Candidate:
     """Estimated memory with a full micro-batch; ``None`` without a model."""
     reason: str = ""
     """Why it does not fit."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recommendation:
-    """The least demanding setting within the tolerance of the fastest that fits."""
-
-    setting: Setting
-    step_s: float
-    """Mean over the steps that every setting was tried on."""
-    fastest_s: float
-    """The same of the fastest setting that fits."""
-    reasons: dict[str, str]
-    """``max_tokens``, ``cp_degrees``, ``sync`` -> why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -133,108 +115,6 @@ def _try(question: Question, lengths: Ints, census: Census, setting: Setting) ->
 
 def _used(memory: MemoryEstimate | None, setting: Setting, ranks: int) -> float | None:
     return None if memory is None else memory.used_bytes(setting.max_tokens, setting.sync, ranks)
-
-
-def recommend(question: Question, tried: tuple[Candidate, ...]) -> Recommendation:
-    """Of the settings that fit and are as fast as any: the given sync, the least memory, the fewest degrees.
-
-    Raises:
-        ValueError: none fits.
-    """
-    given = question.given
-    fits = {one.setting for one in tried if one.verdict == FITS}
-    times = {
-        one.setting: one.step_s
-        for one in tried
-        if one.setting in fits and one.step_s is not None and not _meets_in_vain(one.setting, given, fits)
-    }
-    if not times:
-        reasons = "; ".join(sorted({f"{one.setting}: {one.reason}" for one in tried})[:3])
-        raise ValueError(f"no setting can run these samples: {reasons}")
-    fastest_s = min(times.values())
-    near = [setting for setting, step_s in times.items() if step_s <= fastest_s * (1 + TOLERANCE)]
-    best = min(near, key=lambda s: (s.sync != given.sync, s.max_tokens, len(s.cp_degrees)))
-    return Recommendation(
-        setting=best,
-        step_s=times[best],
-        fastest_s=fastest_s,
-        reasons={
-            "max_tokens": _why_cap(question, tried, best, times[best]),
-            "cp_degrees": _why_degrees(tried, best, times[best]),
-            "sync": _why_sync(tried, best, times[best], given),
-        },
-    )
-
-
-def _meets_in_vain(setting: Setting, given: Setting, fits: set[Setting]) -> bool:
-    """Whether ranks that meet once a step today would meet in every micro-batch without need.
-
-    Such a plan runs at least as fast where ranks meet once; that the planner finds a better one for the
-    stricter sync is chance.
-    """
-    strict = setting.sync == "micro_batch" and given.sync == "step"
-    return strict and replace(setting, sync="step") in fits
-
-
-def _cell(tried: tuple[Candidate, ...], setting: Setting) -> Candidate | None:
-    return next((one for one in tried if one.setting == setting), None)
-
-
-def _compared(cell: Candidate, best_s: float) -> str:
-    """How another setting compares, in words."""
-    if cell.step_s is None:
-        return cell.reason or cell.verdict
-    slower = cell.step_s / best_s - 1
-    if abs(slower) < _EQUAL:
-        return "takes as long"
-    words = f"takes {share(abs(slower))} {'more' if slower > 0 else 'less'} time"
-    return words if cell.verdict == FITS else f"{words}, but {cell.reason}"
-
-
-def _why_cap(question: Question, tried: tuple[Candidate, ...], best: Setting, best_s: float) -> str:
-    all_caps = caps(question)
-    place = all_caps.index(best.max_tokens)
-    parts = ["The smallest cap within 1 % of the fastest that fits"]
-    for other in (place - 1, place + 1):
-        if 0 <= other < len(all_caps):
-            cell = _cell(tried, replace(best, max_tokens=all_caps[other]))
-            if cell is not None:
-                parts.append(f"{all_caps[other]:,} {_with_verb(_compared(cell, best_s))}")
-    return "; ".join(parts) + "."
-
-
-def _with_verb(words: str) -> str:
-    return words if words.startswith("takes") else f"is out: {words}"
-
-
-def _why_degrees(tried: tuple[Candidate, ...], best: Setting, best_s: float) -> str:
-    same = [one for one in tried if replace(one.setting, cp_degrees=best.cp_degrees) == best]
-    same.sort(key=lambda one: len(one.setting.cp_degrees))
-    place = next(i for i, one in enumerate(same) if one.setting == best)
-    parts = ["Every micro-batch picks its own degree among these"]
-    for other in (place - 1, place + 1):
-        if 0 <= other < len(same):
-            widest = same[other].setting.cp_degrees[-1]
-            parts.append(f"stopping at {widest} {_with_verb(_compared(same[other], best_s))}")
-    return "; ".join(parts) + "."
-
-
-def _why_sync(tried: tuple[Candidate, ...], best: Setting, best_s: float, given: Setting) -> str:
-    means = {
-        "step": "Ranks meet once a step (DDP with no_sync, ZeRO-1/2)",
-        "micro_batch": "Ranks meet in every micro-batch (FSDP, ZeRO-3)",
-    }
-    other = SYNC_MODES[1 - SYNC_MODES.index(best.sync)]
-    parts = [means[best.sync]]
-    cell = _cell(tried, replace(best, sync=other))
-    if cell is not None:
-        parts.append(f"{other} {_with_verb(_compared(cell, best_s))}")
-        once_s, often_s = (best_s, cell.step_s) if best.sync == "step" else (cell.step_s, best_s)
-        if once_s is not None and often_s is not None and once_s > often_s * (1 + _EQUAL):
-            parts.append("that meeting less often is slower is the planner's chance, not a gain of meeting")
-    if best.sync != given.sync:
-        parts.append(f"you asked about {given.sync}")
-    return "; ".join(parts) + "."
 
 
 def tuned_static(

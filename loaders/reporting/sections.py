@@ -9,6 +9,7 @@ from loaders.reporting import timelines as lines
 from loaders.reporting.lanes import Lanes
 from loaders.reporting.plot import table
 from loaders.reporting.report import Report
+from loaders.reporting.snippet import loader_code
 
 _LISTED = 25
 
@@ -37,18 +38,12 @@ def recommended(report: Report) -> str:
         f"<dt><code>{name}</code></dt><dd><b>{value}</b>{html.escape(reasons[name])}</dd>"
         for name, value in values.items()
     )
-    degrees = ", ".join(map(str, best.cp_degrees)) + ("," if len(best.cp_degrees) == 1 else "")
-    call = (
-        "loader = DataLoader(\n"
-        f"    source, shuffle=True, global_batch_size={report.question.global_batch_size},\n"
-        f"    max_tokens={best.max_tokens}, cp_degrees=({degrees}),\n"
-        f'    sync="{best.sync}", cost=cost,\n)'
-    )
+    call = loader_code(report.question, best)
     return _section(
         "recommended",
         "Recommended settings",
-        "Of all settings that fit and are within 1 % of the fastest, the one that asks for the least: "
-        "today\u2019s sync, the smallest cap, the fewest degrees.",
+        "What you gave, unless another that fits is faster by more than 3 % (sync) or 1 % (cap); then the "
+        "smallest cap and, always, the fewest degrees within 1 % of the fastest.",
         f'<dl class="choice">{items}</dl><pre>{html.escape(call)}</pre>',
     )
 
