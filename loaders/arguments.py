@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 from balancer.phases import Phase
@@ -157,7 +156,7 @@ def check_faults(on_error: str, max_errors: Any, quarantine: Any) -> None:
     """How samples that cannot be read are treated."""
     check_choice("on_error", on_error, ON_ERROR)
     share = isinstance(max_errors, float) and 0.0 <= max_errors <= 1.0
-    count = isinstance(max_errors, Integral) and not isinstance(max_errors, bool) and max_errors >= 0
+    count = not isinstance(max_errors, bool | float) and (is_count(max_errors) or max_errors == 0)
     if not share and not count:
         raise ValueError(
             f"max_errors must be a whole number of samples or a share from 0.0 to 1.0, got {max_errors!r}."

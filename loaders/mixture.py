@@ -90,7 +90,7 @@ class Mixture:
             )
         if not (_is_number(temperature) and 0 < temperature < math.inf):
             raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}.")
-        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise ValueError(f"seed must be a whole number, got {seed!r}.")
         self.sources = {name: _opened(value) for name, value in sources.items()}
         self.weights = weights
