@@ -25,7 +25,8 @@ def check_isolation(
     Args:
         model: on the batch's device. Where it talks to other ranks (DDP, FSDP), all of them must check.
         batch: a loader's batch of ``cp_degree`` 1 without media: its ids are replaced by other ids of it.
-        forward: batch -> [1, T, ...] a token's outputs; None: ``model(**batch)`` without labels, its logits.
+        forward: the loop's own call, batch -> [1, T, ...] a token's outputs; None: ``model(**batch)`` without
+            labels, its ``logits`` where it has them.
         tolerance: largest change that counts as none, as a part of the largest output.
 
     Raises:
@@ -62,10 +63,11 @@ def check_isolation(
     if saw:
         raise RuntimeError(
             f"samples {sorted(saw)} of {lengths.numel()} in the batch saw others: their outputs change with "
-            "tokens that are not theirs. Give the model position_ids, cu_seq_lens_q/k, max_length_q/k and no "
-            'attention_mask, with attn_implementation="flash_attention_2" or register_attention() (balancer.'
-            "runtime.adapters.transformers); use runtime.attention in a model of your own; give recurrent "
-            "layers seq_idx; or do not pack: max_samples=1."
+            "tokens that are not theirs. Give the model position_ids, cu_seq_lens_q/k, max_length_q/k and "
+            'use_cache=False, no attention_mask, and attn_implementation="flash_attention_2" or '
+            "register_attention() (balancer.runtime.adapters.transformers); use runtime.attention in a model "
+            "of your own; give recurrent layers seq_idx; or do not pack: max_samples=1. A loop "
+            "that does not call model(**batch) passes its own call as forward=."
         )
 
 

@@ -121,3 +121,18 @@ def test_a_batch_on_which_nothing_shows_gets_a_sentence():
 def test_outputs_that_cannot_be_compared_get_a_sentence(out, told):
     with pytest.raises(ValueError, match=rf"\[1, 24, \.\.\.\] .*{told}"):
         runtime.check_isolation(Tiny(), batch_of(), lambda batch: out)
+
+
+def test_a_hugging_face_model_is_judged_by_its_attention_and_by_what_it_is_given():
+    pytest.importorskip("transformers")
+    from balancer.runtime.adapters.transformers import register_attention
+    from examples.integrations.common import tiny_llama
+
+    runtime.check_isolation(tiny_llama(register_attention()), batch_of())
+    model = tiny_llama("eager")
+
+    def without_positions(batch):
+        return model(input_ids=batch["input_ids"], use_cache=False).logits
+
+    with pytest.raises(RuntimeError, match=r"samples \[1, 2, 3, 4\] of 5 .* use_cache=False"):
+        runtime.check_isolation(model, batch_of(), without_positions)
