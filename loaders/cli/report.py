@@ -288,6 +288,7 @@ def _write(console: Console, found: Report, path: Path) -> None:
     from loaders.packing_job.atomic import whole_file
     from loaders.reporting.headline import headline
     from loaders.reporting.page import page
+    from loaders.reporting.words import many
 
     with whole_file(path) as partial:
         partial.write_text(page(found), encoding="utf-8")
@@ -295,7 +296,7 @@ def _write(console: Console, found: Report, path: Path) -> None:
     console.print(f"recommended: {found.recommended.setting}", highlight=False, markup=False)
     if found.profile.refused:
         console.print(
-            f"{found.profile.refused:,} samples cannot fit and are left out; the page names them.",
+            f"{many(found.profile.refused, 'sample')} cannot fit, left out; the page tells which.",
             highlight=False,
         )
     console.print(f"page: {path}", highlight=False, markup=False)

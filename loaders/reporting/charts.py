@@ -85,7 +85,8 @@ def _bar(
     left, right = (math.log2(first) - low) / span, (math.log2(past) - low) / span
     needed = next((degree for degree, cap in caps if first <= cap), 0)
     counts = profile.bin_samples if what == "samples" else profile.bin_tokens
-    title = f"{first:,} to {past - 1:,} tokens: {counts[number]:,} {what}"
+    span_words = f"{first:,} to {past - 1:,} tokens" if past - 1 > first else words.many(first, "token")
+    title = f"{span_words}: {words.many(int(counts[number]), what[:-1])}"
     gap = min((right - left) * 0.06, 0.002)
     return box(left + gap, right - left - 2 * gap, 1 - height, height, shade(needed, degrees), title)
 

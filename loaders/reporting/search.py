@@ -12,6 +12,7 @@ from balancer.planning.problem import SYNC_MODES
 from balancer.simulation import SimulatedPolicy
 from loaders.reporting.question import Progress, Question, Setting
 from loaders.reporting.running import Ints, run
+from loaders.reporting.words import many
 
 LEAST_CAP = 512
 FITS, TOO_LARGE, UNKNOWN, HOMELESS, REFUSED = "fits", "too large", "not known", "too short", "cannot plan"
@@ -105,7 +106,7 @@ def _try(question: Question, lengths: Ints, census: Census, setting: Setting) ->
     used = _used(question.memory, setting, question.topology.ranks)
     refused = census.refused(question, setting)
     if refused:
-        reason = f"{refused:,} samples would not fit"
+        reason = f"{many(refused, 'sample')} would not fit"
         return Candidate(setting=setting, verdict=HOMELESS, used_bytes=used, reason=reason)
     (outcome,) = run(question, lengths, setting, ["balanced"], steps=question.search_steps)
     if outcome.error:

@@ -130,15 +130,17 @@ def cannot_fit(report: Report) -> str:
     profile, given = report.profile, report.question.given
     title = "Samples that cannot fit"
     room = given.cp_degrees[-1] * given.max_tokens
-    ranks = words.many(given.cp_degrees[-1], "rank")
+    widest = given.cp_degrees[-1]
+    ranks = f"{words.many(widest, 'rank')} {'holds' if widest == 1 else 'hold'}"
     if not profile.refused:
-        lead = f"None: the longest has {profile.longest:,} tokens, {ranks} hold {room:,}."
+        lead = f"None: the longest has {profile.longest:,} tokens, {ranks} {room:,}."
         return _section("cannot-fit", title, lead, "")
     shown = profile.refused_listed[:_LISTED]
     rows = [[origin, f"{tokens:,}"] for origin, _, tokens in shown]
+    have = "has" if profile.refused == 1 else "have"
     lead = (
-        f"{profile.refused:,} of {words.many(profile.samples, 'sample')} have more than the {room:,} tokens "
-        f"that {ranks} hold, together {words.share(profile.refused_tokens / profile.tokens)} of all tokens. "
+        f"{profile.refused:,} of {words.many(profile.samples, 'sample')} {have} more than the {room:,} "
+        f"tokens that {ranks}, together {words.share(profile.refused_tokens / profile.tokens)} of all tokens. "
         f"{_way_out(report)} Or let the loader drop, truncate or split them (<code>oversize=</code>)."
     )
     more = f"the {_LISTED} longest" if profile.refused > len(shown) else "all of them"

@@ -56,7 +56,8 @@ def _lane(lanes: Lanes, lane: int, most_s: float, degrees: Sequence[int]) -> str
         kind = shade(int(lanes.cp_degree[n]), degrees)
         parts.append(box(start, max(stop - start - gap, 0.0006), top, thick, kind))
     number, busy, waits, count = _rank_words(lanes, lane)
-    told = f"rank {number}: computes {busy} in {count} micro-batches, waits {waits}"
+    batches = "micro-batch" if str(count) == "1" else "micro-batches"
+    told = f"rank {number}: computes {busy} in {count} {batches}, waits {waits}"
     return f"<g><title>{html.escape(told)}</title>{''.join(parts)}</g>"
 
 

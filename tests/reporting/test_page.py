@@ -205,3 +205,14 @@ def test_numbers_read_well():
     assert [words.tokens(n) for n in (16384, 16000, 3 << 20)] == ["16K", "16,000", "3M"]
     assert [words.tick_duration(s, 0.9) for s in (0, 0.25)] == ["0", "250 ms"]
     assert words.interval(None, None) == "\u2013"
+
+
+def test_one_of_a_kind_is_not_called_many():
+    refused = [("corpus.npy, row 3", 3, 5000)]
+    one = {"topology": Topology(1), "given": Setting(1024, (1,), "step"), "global_batch_size": 3}
+    text = page(report([900, 7, 7], refused, **one))
+    assert "what 1 rank holds" in text
+    for lengths, too_long in (([900, 7, 7], refused), ([900, 7, 7], [])):
+        assert "1 rank hold " not in page(report(lengths, too_long, **one))
+    for what in ("ranks", "samples", "steps", "tokens", "micro-batches"):
+        assert not re.search(rf"[^\d.,]1 {what}\b", text.split("<script")[0]), what
