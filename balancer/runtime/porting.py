@@ -80,6 +80,15 @@ def _is_exchanged(loss: Tensor) -> bool:
     """Whether the backward pass of this loss will start DDP's all-reduce."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return False
+    try:
+        return _reaches_an_exchange(loss)
+    except (
+        AttributeError
+    ):  # DDP's own names are not promised: another torch may have others, and nothing is told
+        return False
+
+
+def _reaches_an_exchange(loss: Tensor) -> bool:
     # type() and not isinstance: proxies in the heap answer the latter by loading what they stand for
     wrapped = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
     ready = {id(p) for one in wrapped if _will_exchange(one) for p in one.parameters()}

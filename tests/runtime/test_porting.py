@@ -117,3 +117,13 @@ def test_gradients_that_meet_in_every_micro_batch_are_told_once_and_only_then():
 
 def test_a_process_alone_exchanges_nothing():
     assert run_ranks(one_rank_of_ddp, 1)[0]["left out"] == []
+
+
+def test_another_torch_whose_ddp_has_other_names_is_told_nothing(monkeypatch):
+    def renamed(loss):
+        raise AttributeError("require_backward_grad_sync")
+
+    monkeypatch.setattr("balancer.runtime.porting._reaches_an_exchange", renamed)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: 2)
+    assert not porting._is_exchanged(torch.ones(1, requires_grad=True).sum())
