@@ -140,8 +140,8 @@ def cannot_fit(report: Report) -> str:
     have = "has" if profile.refused == 1 else "have"
     lead = (
         f"{profile.refused:,} of {words.many(profile.samples, 'sample')} {have} more than the {room:,} "
-        f"tokens that {ranks}, together {words.share(profile.refused_tokens / profile.tokens)} of all tokens. "
-        f"{_way_out(report)} Or let the loader drop, truncate or split them (<code>oversize=</code>)."
+        f"tokens that {ranks}, together {words.share(profile.refused_tokens / profile.tokens)} of all "
+        f"tokens. {_way_out(report)} Or let the loader drop, truncate or split them (<code>oversize=</code>)."
     )
     more = f"the {_LISTED} longest" if profile.refused > len(shown) else "all of them"
     listed = table(f"Where they are: {more}", ["sample", "tokens"], rows, folded=False)
