@@ -29,7 +29,7 @@ POLICY_HEADER = (
     "step (quartiles)",
     "padding",
     "fill",
-    "waits",
+    "waits (worse rank)",
     "imbalance (plan)",
 )
 LOSSES_SHOWN = 6
