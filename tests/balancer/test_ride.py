@@ -7,34 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer._kernels.ride import ride
+from balancer.reference import riders as twin
 
 UNIT = 1 << 16
-
-
-def one_by_one(tokens, time, level, degree, free, end, first, last, pace, load):
-    """What `ride` does, looking at every candidate in turn."""
-    batch_of = [-1] * len(tokens)
-    load = list(load)
-    for m in range(len(level)):
-        if level[m] < 0:
-            continue
-        pieces, room = 2 * degree[m], free[m]
-        slow = max(pace[first[m] : last[m]])
-        latest, added, most = max(load[first[m] : last[m]]), 0, None
-        for i in range(len(tokens)):
-            fits = batch_of[i] < 0 and tokens[i] <= room // pieces * pieces
-            if not fits or (most is not None and tokens[i] > most):
-                continue
-            cost = -(-time[level[m]][i] * slow // UNIT)
-            if latest + added + cost > end[m]:
-                most = tokens[i] // 2
-                continue
-            batch_of[i] = m
-            added += cost
-            room -= -(-tokens[i] // pieces) * pieces
-        for r in range(first[m], last[m]):
-            load[r] += added
-    return batch_of, load
 
 
 @given(
@@ -57,7 +32,7 @@ def test_riding_equals_its_slow_twin(tokens, batches, pace, load):
     )
     first = [b // d * d for b, d in zip(block, degree, strict=True)]
     last = [f + d for f, d in zip(first, degree, strict=True)]
-    expected = one_by_one(tokens, time, level, degree, free, end, first, last, pace, load)
+    expected = twin.ride(tokens, time, level, degree, free, end, first, last, pace, UNIT, load)
     arrays = [np.array(x, np.int64) for x in (level, degree, free, end, first, last, pace)]
     loads = np.array(load, np.int64)
     rides = ride(
