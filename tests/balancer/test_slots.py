@@ -21,15 +21,16 @@ def array(numbers):
 @st.composite
 def grounds(draw):
     """Groups of four ranks, which may be unlike, and samples with their times."""
-    degrees = draw(st.sampled_from([(1,), (2,), (1, 2), (1, 4), (2, 4), (1, 2, 4)]))
+    degrees = draw(st.sampled_from([(1, 2, 4), (1, 2), (1, 4), (2, 4), (1,)]))
     caps, slow = [100] * RANKS, [UNIT] * RANKS
     if draw(st.booleans()):
         caps = draw(st.lists(st.sampled_from([60, 100, 120]), min_size=RANKS, max_size=RANKS))
     if draw(st.booleans()):
         slow = draw(st.lists(st.sampled_from([UNIT, UNIT // 3, 2 * UNIT]), min_size=RANKS, max_size=RANKS))
     blocks = [(first, d) for d in degrees for first in range(0, RANKS, d)]
-    length = st.one_of(st.integers(1, 110), st.sampled_from([8, 32, 48]))
-    tokens = sorted(draw(st.lists(length, max_size=16)), reverse=True)
+    length = st.one_of(st.integers(1, 110), st.sampled_from([8, 32, 48]), st.integers(1, 30))
+    size = draw(st.integers(0, 16))
+    tokens = sorted(draw(st.lists(length, min_size=size, max_size=size)), reverse=True)
     scale = draw(st.sampled_from([1, 997]))
     return {
         "tokens": tokens,
@@ -78,13 +79,14 @@ def test_slots_are_filled_and_timed_as_by_their_slow_twins(data, ground, num_slo
     step, slow = ground
     samples, levels = len(step["tokens"]), len(step["degrees"])
     cuts = st.integers(0, samples)
-    lo = sorted(data.draw(st.lists(cuts, min_size=levels - 1, max_size=levels - 1)), reverse=True) + [0]
-    height = data.draw(st.sampled_from([0, 900, 10**6]))
+    wide = st.one_of(st.integers(0, (samples + 1) // 2), cuts)
+    lo = sorted(data.draw(st.lists(wide, min_size=levels - 1, max_size=levels - 1)), reverse=True) + [0]
+    height = data.draw(st.sampled_from([900, 0, 10**4, 10**7]))
     given = {
         **step,
         **shelved(step, lo, height, num_slots),
-        "short": [samples, *(data.draw(cuts) for _ in range(levels - 1))],
-        "riders": data.draw(st.booleans()),
+        "short": [samples, *(data.draw(st.one_of(st.just(samples), cuts)) for _ in range(levels - 1))],
+        "riders": data.draw(st.sampled_from([True, True, False])),
         "tight": data.draw(st.booleans()),
         "dense": data.draw(st.sampled_from([0.0, 0.8, 1.0])),
     }
@@ -107,5 +109,41 @@ def test_slots_are_filled_and_timed_as_by_their_slow_twins(data, ground, num_slo
         "num_slots": max(slot, default=-1) + 1 + data.draw(st.integers(0, 1)),
         "idle": data.draw(st.sampled_from([0, 30, 5000])),
         "later": data.draw(st.sampled_from([0, 3])),
+    }
+    assert slots.step_time(*as_arrays(timed).values()) == twin.step_time(**timed)
+
+
+@given(
+    wanted=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 9)), max_size=12),
+    slow=st.lists(st.sampled_from([UNIT, UNIT, UNIT // 3, 2 * UNIT]), min_size=RANKS, max_size=RANKS),
+    idle=st.integers(0, 9),
+    later=st.sampled_from([0, 3]),
+    meet=st.booleans(),
+    more=st.integers(0, 1),
+)
+def test_the_time_of_any_layout_equals_that_of_the_slow_twin(wanted, slow, idle, later, meet, more):
+    starts, degree, level = [0, 1, 2, 3, 0, 2, 0], [1, 1, 1, 1, 2, 2, 4], [0, 0, 0, 0, 1, 1, 2]
+    taken, layout = set(), []
+    for slot, block, work in wanted:
+        members = {(slot, rank) for rank in range(starts[block], starts[block] + degree[block])}
+        if not members & taken:
+            taken |= members
+            layout.append((slot, block, work))
+    slot, block, work = map(list, zip(*layout, strict=True)) if layout else ([], [], [])
+    timed = {
+        "batch_of": list(range(len(work))),
+        "slot": slot,
+        "block": block,
+        "starts": starts,
+        "degree": degree,
+        "level": level,
+        "time": [work, [n + 1 for n in work], [2 * n for n in work]],
+        "fixed": [3, 4, 5],
+        "slowness": slow,
+        "unit": UNIT,
+        "meet": meet,
+        "num_slots": max(slot, default=-1) + 1 + more,
+        "idle": idle,
+        "later": later,
     }
     assert slots.step_time(*as_arrays(timed).values()) == twin.step_time(**timed)
