@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayTaskError
 
 from loaders.batches.shares import Share
 from loaders.batches.skipping import blank
 from loaders.faults import Fault, SampleError
+from loaders.ray_engine.raised import GONE
 from loaders.ray_engine.readers import Kind, Reading, UnknownSource
 from loaders.ray_engine.session import NAMESPACE, pickled
 
@@ -36,7 +37,7 @@ REVIVAL_S = 30.0
 
 logger = logging.getLogger(__name__)
 
-LOST = (RayActorError, OutOfMemoryError, GetTimeoutError)
+LOST = (*GONE, OutOfMemoryError, GetTimeoutError)
 
 
 class ReaderGone(RuntimeError):

@@ -17,13 +17,11 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 from ray.exceptions import (
-    ActorDiedError,
     GetTimeoutError,
     ObjectLostError,
     ObjectStoreFullError,
     OutOfDiskError,
     OutOfMemoryError,
-    RayActorError,
     RayTaskError,
 )
 
@@ -40,7 +38,7 @@ from loaders.ray_engine.catalogs import SharedData
 from loaders.ray_engine.parcels import to_packed
 from loaders.ray_engine.plane import Plane, actors_of_this_job
 from loaders.ray_engine.profile import Profile
-from loaders.ray_engine.raised import dismiss, raise_here
+from loaders.ray_engine.raised import ENDED, GONE, dismiss, raise_here
 from loaders.ray_engine.scaling import Scaler
 from loaders.ray_engine.session import data_name, join_cluster, pickled
 from loaders.ray_engine.watching import RESUME, Watch
@@ -51,7 +49,7 @@ POLL_S = 2.0
 BUDGET_BYTES = 1 << 28
 """Of micro-batches that wait for one rank in the object store."""
 
-LOST = (RayActorError, ObjectLostError, OutOfMemoryError)
+LOST = (*GONE, ObjectLostError, OutOfMemoryError)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +96,7 @@ class Engine:
                 self.watch.check()
                 if time.monotonic() > give_up:
                     raise _given_up(error) from error
-                if isinstance(error, ActorDiedError):
+                if isinstance(error, ENDED):
                     self.actors.look_again(self.actors.keeper)
                 time.sleep(0.1)
 
@@ -253,7 +251,7 @@ class RayReading(Iterable[Packed | Batch]):
             except (ObjectStoreFullError, OutOfDiskError) as error:
                 raise _full(order, error) from error
             except LOST as error:
-                if isinstance(error, ActorDiedError):
+                if isinstance(error, ENDED):
                     self.plane.actors.look_again(order.builder)
                 reason = error
                 time.sleep(0.05)

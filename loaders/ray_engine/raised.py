@@ -9,8 +9,18 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnschedulableError,
+    NodeDiedError,
+    RayActorError,
+    RayTaskError,
+)
 
+GONE = (RayActorError, ActorUnschedulableError, NodeDiedError)
+"""An actor that died or cannot be reached; of one whose node went, Ray may say that it cannot be placed."""
+ENDED = (ActorDiedError, ActorUnschedulableError, NodeDiedError)
+"""Those of them that do not come back by themselves."""
 LISTEN_S = 120.0
 """To answers that nobody waits for any more."""
 _TRACE = "_evenload_trace"

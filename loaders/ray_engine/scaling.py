@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from loaders.ray_engine.plane import Plane
 from loaders.ray_engine.profile import Pace, Profile
+from loaders.ray_engine.raised import GONE
 from loaders.ray_engine.routing import Table, allot, readers_wanted, relieved
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Scaler:
         """
         done = ray.wait(self._asked, num_returns=len(self._asked), timeout=0)[0] if self._asked else []
         for reference in done:
-            with suppress(RayActorError, RayTaskError):
+            with suppress(*GONE, RayTaskError):
                 costs, waits = ray.get(reference)
                 self.wait_s = max(self.wait_s, *waits.values(), 0.0)
                 tokens, seconds, sizes = ({n: cost[at] for n, cost in costs.items()} for at in range(3))

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError
 from ray.util import list_named_actors
 
 from loaders.ray_engine.builders import BuilderStats
+from loaders.ray_engine.raised import GONE
 from loaders.ray_engine.readers import ReaderStats
 from loaders.ray_engine.session import NAMESPACE, clusters_here, join_cluster
 from loaders.ray_engine.tracks import trace_events
@@ -163,7 +164,7 @@ def _ask(name: str, method: str) -> Any:
 
 def _answer(reference: Any) -> Any:
     if reference is not None:
-        with suppress(GetTimeoutError, RayActorError):
+        with suppress(*GONE, GetTimeoutError):
             return ray.get(reference, timeout=ANSWER_S)
     return None
 

@@ -116,6 +116,18 @@ def test_a_lost_node_changes_nothing(cluster, address):
     check_equal(whole, given)
 
 
+@pytest.mark.parametrize(
+    "error",
+    ["RayActorError", "ActorDiedError", "ActorUnavailableError", "ActorUnschedulableError", "NodeDiedError"],
+)
+def test_whatever_ray_says_of_an_actor_that_is_gone_is_a_loss(error):
+    from loaders.ray_engine import asking, engine
+
+    kind = getattr(ray.exceptions, error)
+    assert issubclass(kind, asking.LOST)
+    assert issubclass(kind, engine.LOST)
+
+
 def await_gone(name):
     import time
 
