@@ -62,12 +62,12 @@ def fair_end(
     load: Ints, pace: Ints, unit: int, rest: Ints, tokens: Ints, base: Ints, degree: int, per_token: float
 ) -> float:
     """All work, with the fixed cost of its tokens, over all ranks' speed."""
-    work = sum(base[i] for i in rest) * degree + per_token * sum(tokens[i] for i in rest)
+    work, length = sum(base[i] for i in rest) * degree, sum(tokens[i] for i in rest)
     due, power = 0.0, 0.0
     for busy, slow in zip(load, pace, strict=True):
         due += busy * (unit / slow)
         power += unit / slow
-    return min((due + work) / power, 2.0**61)
+    return min((due + work + per_token * length) / power, 2.0**61)
 
 
 def ride(
