@@ -383,8 +383,7 @@ def scaling_section() -> str:
     heads = ["work", "size counts", "exponent", "largest size", "CPU time"]
     return paragraphs(
         markdown(heads, map(cells, read("scaling_exponents")), left=2),
-        "Planning for ranks that meet in every micro-batch tries more up to 32,768 samples, which flattens "
-        "its curve; without those tries it grows with exponent 0.97.",
+        "Small steps try more divisions than large ones.",
         "![Scaling](images/scaling.png)",
         measured_on(sizes),
     )
