@@ -45,8 +45,8 @@ class SampleTable:
     def __len__(self) -> int:
         return int(self.num_tokens.size)
 
-    def take(self, index: NDArray[np.int64]) -> SampleTable:
-        """The rows at ``index``, in that order."""
+    def take(self, index: NDArray[np.int64] | slice) -> SampleTable:
+        """The rows at ``index``, in that order; of a slice, views of them."""
         return SampleTable(
             num_tokens=self.num_tokens[index],
             source=self.source[index],

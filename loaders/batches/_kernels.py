@@ -44,35 +44,3 @@ def lay_out(
         for t in range(size):
             numbers[t] = i
     labels[offsets[-1]] = IGNORED
-
-
-@kernel
-def take_runs(
-    tokens: NDArray[Any],
-    starts: NDArray[np.int64],
-    out: NDArray[Any],
-    offsets: NDArray[np.int64],
-) -> None:
-    """Copy run i of ``tokens``, from ``starts[i]``, to ``out[offsets[i]:offsets[i + 1]]``."""
-    for i in range(starts.size):
-        size = offsets[i + 1] - offsets[i]
-        run = tokens[starts[i] : starts[i] + size]
-        target = out[offsets[i] : offsets[i + 1]]
-        for t in range(size):
-            target[t] = run[t]
-
-
-@kernel
-def count_labels(
-    labels: NDArray[Any], offsets: NDArray[np.int64], ignored: int, out: NDArray[np.int64]
-) -> None:
-    """Count in ``out[i]`` the labels of run i that are not ``ignored``, its first one left out.
-
-    A sum over all of them and differences of it take 3 ns a label instead of 0.3.
-    """
-    for i in range(out.size):
-        run = labels[offsets[i] : offsets[i + 1]]
-        kept = 0
-        for t in range(1, run.size):
-            kept += run[t] != ignored
-        out[i] = kept

