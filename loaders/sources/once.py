@@ -69,7 +69,8 @@ def once(place: Path, what: str, look: Callable[[], Result | None], make: Callab
                     return _after(waiting, look, make)
                 number = 0
             elif not waiting.is_lost(record):
-                waiting.tell(record)
+                if record:  # else it is being written, and does not say yet who is waited for
+                    waiting.tell(record)
                 time.sleep(waiting.pause())
                 continue
             else:
@@ -193,7 +194,7 @@ class _Waiting:
         now, beat = time.monotonic(), (record.get("token"), record.get("beat"))
         if beat != self._beat:
             self._beat, self._changed = beat, now
-        self.token = record.get("token", "")
+        self.token = record.get("token", self.token)
         return now - self._changed > LIMIT_S or _is_gone(record)
 
     def tell(self, record: dict[str, Any]) -> None:
