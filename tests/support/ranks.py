@@ -180,6 +180,10 @@ def _rank_main(
             world_size=ranks,
             timeout=datetime.timedelta(seconds=group_timeout_s),
         )
+        # A rank comes back from there while others still connect; were it to die now, as some tests
+        # have it do, they would tell of a lost connection instead of their own end.
+        file.set(f"connected {rank}", "")
+        file.wait([f"connected {other}" for other in range(ranks)])
         # plain pickle: torch's own way hands over shared memory, which dies with this process
         writer.send_bytes(pickle.dumps((function(rank, *args), None)))
         # peers may still be connecting to this rank: live until the parent hangs up
