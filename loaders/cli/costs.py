@@ -19,6 +19,10 @@ FREE = (
     "sharing a sequence over ranks costs nothing in this cost model: it was measured on one rank; add "
     "--model config.json --gpu h100 for the communication"
 )
+UNPRICED = (
+    "sharing a sequence over ranks costs nothing in this cost model: it has no communication; give "
+    "--model config.json --gpu h100 in its place, or one measured at these degrees"
+)
 
 
 def cost_model(
@@ -33,7 +37,8 @@ def cost_model(
     """What ``cost`` says, else what ``model`` on ``gpu`` does, else the generic decoder.
 
     A cost that was measured on one rank knows no communication. At degrees above 1 it takes the model's;
-    without a model a sentence on stderr says that sharing is free.
+    without a model a sentence on stderr says that sharing is free. So it does of presets and numbers that
+    have none; they are kept as they are.
 
     shape: further options of `CostModel.from_config`: ``tensor_parallel``, ``recompute``.
 
@@ -43,6 +48,8 @@ def cost_model(
     device = parse_gpu(gpu)  # also where no model asks for it: a misspelt one is not passed over
     given = None if cost is None and model is not None else parse_cost(cost or "generic")
     if given is not None and not (measured_alone(given) and max(cp_degrees) > 1):
+        if given.table is None and given.communication is None and max(cp_degrees) > 1 and not given.degrees:
+            sys.stderr.write(f"evenload: {UNPRICED}.\n")
         return given
     if model is None:
         assert given is not None

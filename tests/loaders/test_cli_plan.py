@@ -11,7 +11,7 @@ from balancer import CostModel, Topology, plan_step
 from balancer.comparison import compare_policies, shuffled_steps
 from balancer.cost import GPUS
 from loaders.cli.app import app
-from loaders.cli.costs import FREE, cost_model, parse_cost, parse_gpu
+from loaders.cli.costs import FREE, UNPRICED, cost_model, parse_cost, parse_gpu
 from loaders.cli.lengths import FileLengths, read_lengths
 from loaders.cli.plan import parse_degrees, plan
 from loaders.cli.plan_report import admit
@@ -299,6 +299,24 @@ def test_degrees_that_were_measured_to_be_free_and_numbers_are_kept(config_file)
     for text in ("1e-4,1e-8,0", "flexsp-a100-7b"):
         cost = cost_model(text, config_file, "h100", cp_degrees=(1, 2), topology=Topology(ranks=2))
         assert cost == parse_cost(text)
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        (None, False),
+        ("generic", False),
+        ("1e-4,1e-8", True),
+        ("hydraulis-7b-tp2", True),
+        ("flexsp-a100-7b", False),
+    ],
+)
+def test_given_costs_without_communication_say_so_where_samples_may_be_shared(lengths_file, cost, said):
+    given = () if cost is None else ("--cost", cost)
+    assert run(lengths_file, *given, "--cp-degrees", "1").stderr == ""
+    assert run(lengths_file, *given, "--cp-degrees", "1,2").stderr == (
+        f"evenload: {UNPRICED}.\n" if said else ""
+    )
 
 
 def test_a_model_alone_gives_the_cost(config_file):
