@@ -9,25 +9,6 @@ from packing._jit import kernel
 
 
 @kernel
-def extremes(values):
-    """(Least, most) of a row that is not empty, in one pass: numpy takes 4 us for two of 8 numbers."""
-    least = most = values[0]
-    for value in values:
-        least = min(least, value)
-        most = max(most, value)
-    return least, most
-
-
-@kernel
-def total(values):
-    """Sum of integers as a float, which cannot run over."""
-    found = 0.0
-    for value in values:
-        found += value
-    return found
-
-
-@kernel
 def latest_unit(unit_of, work, tokens, room, pace, unit, fixed, later):
     """Nanoseconds that the busiest unit computes at least, however its samples are cut into micro-batches.
 

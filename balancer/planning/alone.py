@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer._kernels import alone as kernels
 from balancer._kernels import place
+from balancer._kernels.order import first_at_most
 from balancer.plan import MicroBatches, StepPlan
-from balancer.planning.layout import Layout, rounded_slots
+from balancer.planning.layout import Layout, seconds, slots_counted
 from balancer.planning.longest import LONGEST_NS
 from balancer.planning.problem import Problem
 
@@ -26,10 +26,11 @@ def bound_ns(problem: Problem) -> int | None:
     if topology.ranks > 1 or topology.pipeline_stages > 1 or topology.speed is not None:
         return None
     if "alone" not in problem._cache:
-        total, exact, fewest = kernels.totals(problem.work_ns(1), problem.num_tokens, problem.max_tokens[0])
-        bound = exact + problem.fixed_ns(1) * _slots(problem, fewest)
-        problem._cache["alone"] = (bound, fewest) if total < LONGEST_NS else None
-    found: tuple[int, int] | None = problem._cache["alone"]
+        work = problem.work_ns(1)
+        within = float(work.sum(dtype=np.float64)) < LONGEST_NS
+        bound = int(work.sum()) + problem.fixed_ns(1) * _slots(problem, _fewest(problem))
+        problem._cache["alone"] = bound if within else None
+    found: int | None = problem._cache["alone"]
     return found
 
 
