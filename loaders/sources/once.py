@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 2.0
 LIMIT_S = 30.0
-"""An owner that says nothing for so long has died. Long kernels and compilers may hold up its thread."""
+"""An owner that says nothing for so long has died. Long kernels and compilers may hold up its thread. The
+time is that of pauses between looks: where the whole machine stood still, nobody was silent."""
 POLL_S = (0.02, 1.0)
 """Between two looks at the file: at first, and later."""
 TOLD_S = (3.0, 60.0)
@@ -184,18 +185,19 @@ class _Waiting:
         self.place, self.what = place, what
         self.token: str | None = None
         """Of the owner that is waited for."""
-        self._begin = self._changed = time.monotonic()
+        self._begin = time.monotonic()
+        self._silent_s = 0.0
         self._beat: Any = None
         self._next_word = self._begin + TOLD_S[0]
         self._pauses = self._paused()
 
     def is_lost(self, record: dict[str, Any]) -> bool:
         """Whether the owner has died."""
-        now, beat = time.monotonic(), (record.get("token"), record.get("beat"))
+        beat = record.get("token"), record.get("beat")
         if beat != self._beat:
-            self._beat, self._changed = beat, now
+            self._beat, self._silent_s = beat, 0.0
         self.token = record.get("token", self.token)
-        return now - self._changed > LIMIT_S or _is_gone(record)
+        return self._silent_s > LIMIT_S or _is_gone(record)
 
     def tell(self, record: dict[str, Any]) -> None:
         """Say now and then who is waited for."""
@@ -216,7 +218,9 @@ class _Waiting:
 
     def pause(self) -> float:
         """Seconds until the next look."""
-        return next(self._pauses)
+        pause = next(self._pauses)
+        self._silent_s += pause
+        return pause
 
     @staticmethod
     def _paused() -> Iterator[float]:
