@@ -41,6 +41,9 @@ def test_it_equals_the_plan_that_is_made_of_any_ranks(policy, lengths, sync, slo
     layout = POLICIES[policy](problem)
     expected = make_plan(problem, layout, lower_bound_ns=lower_bound_ns(problem), policy=policy)
     found = alone.make_plan(problem, layout, policy)
+    if layout.slot is not None:  # the search's, where first fit takes a micro-batch more than the bound
+        assert found is None
+        return
     assert found is not None
     assert found.to_bytes() == expected.to_bytes()
     for name in expected.micro_batches.__slots__:
@@ -52,6 +55,8 @@ def test_it_equals_the_plan_that_is_made_of_any_ranks(policy, lengths, sync, slo
 
 
 def test_layouts_that_take_more_than_sums_are_left_to_the_general_way():
+    in_slots = problem_of([28, 37, 37], sync="micro_batch")
+    assert alone.make_plan(in_slots, POLICIES["balanced"](in_slots), "balanced") is None
     padded = problem_of([3, 50, 20])
     assert alone.make_plan(padded, POLICIES["padded"](padded), "padded") is None
     two = problem_of([3, 50, 20], topology=Topology(2))
