@@ -75,7 +75,8 @@ def _one_after_another(parts: list[tuple[NDArray[np.int64], StepPlan]], whole: S
         sync=whole.sync,
         num_slots=int(before_slots[-1]),
         rank_time_s=np.sum([plan.rank_time_s for plan in plans], axis=0),
-        time_s=sum(plan.time_s for plan in plans),
+        # no plan is below the bound, but the last bit of a sum of seconds may be
+        time_s=max(sum(plan.time_s for plan in plans), whole.lower_bound_s),
         lower_bound_s=whole.lower_bound_s,
         policy=whole.policy,
     )

@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from balancer import CostModel, Topology, check_plan, plan_step
@@ -65,6 +65,7 @@ def test_u20_grouped_ranks_run_the_same_encoders_in_every_slot_with_fewer_filler
     ranks=st.integers(1, 4),
     seed=st.integers(0, 9),
 )
+@example(lengths=[1, 1, 1, 39, 47, 60], ranks=1, seed=0)  # whose seconds add up to a bit below the bound
 def test_a_grouped_plan_keeps_every_law_and_mixes_no_sets(lengths, ranks, seed):
     draw = np.random.default_rng(seed)
     present = {kind: draw.random(len(lengths)) < 0.3 for kind in ("image", "audio")}
