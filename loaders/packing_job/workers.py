@@ -8,12 +8,15 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 QUEUED_PER_WORKER = 2
+ENDING_S = 10.0
+"""Until it is known how workers ended that were killed."""
 _SHARED: tuple[Any, ...] = ()
 
 
@@ -81,8 +84,10 @@ def run_tasks(
 
 def _ends(processes: Sequence[multiprocessing.process.BaseProcess]) -> str:
     """How the workers that died by themselves ended; the others are ended by the executor, with SIGTERM."""
-    for process in processes:
-        process.join(1.0)
+    give_up = time.monotonic() + ENDING_S
+    # the executor asks too, and whoever asks second is not told how a process ended before the first one is
+    while any(process.exitcode is None for process in processes) and time.monotonic() < give_up:
+        time.sleep(0.01)
     codes = {process.exitcode for process in processes} - {None, 0, -signal.SIGTERM}
     names = [
         signal.Signals(-code).name if code < 0 else f"status {code}" for code in codes if code is not None

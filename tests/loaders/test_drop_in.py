@@ -648,7 +648,7 @@ WITH_WORKERS = {
     ),
     "error in a stream": lambda kind: epochs(kind(data.FailingStream(), num_workers=1)),
     "no stream": lambda kind: epochs(kind(data.NoStream(), num_workers=1)),
-    "timeout": lambda kind: epochs(kind(data.Slow(8), num_workers=1, timeout=1)),
+    "timeout": lambda kind: epochs(kind(data.Slow(1000), num_workers=1, timeout=1)),
     "killed": lambda kind: ends(kind, "kill"),
     "exited": lambda kind: ends(kind, "exit"),
     "crashed": lambda kind: ends(kind, "crash"),

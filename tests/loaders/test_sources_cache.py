@@ -70,6 +70,8 @@ def test_a_file_of_equal_size_and_time_is_still_known_to_have_changed(path: Path
     before = lines.stat()
     lines.write_text('{"input_ids": [1]}\n{"input_ids": [2, 3, 4]}\n')
     os.utime(lines, ns=(before.st_atime_ns, before.st_mtime_ns))
+    while lines.stat().st_ctime_ns == before.st_ctime_ns:  # file systems' clocks tick every few milliseconds
+        os.utime(lines, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (lines.stat().st_size, lines.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     assert open_source(lines, cache=tmp_path / "cache").lengths().tolist() == [1, 3]
 
@@ -126,7 +128,8 @@ def test_a_broken_cache_is_passed_over(path: Path, tmp_path: Path) -> None:
     assert open_source(path, cache=path / "not a folder").lengths().size == 100
 
 
-def test_a_quick_scan_leaves_no_file(tmp_path: Path) -> None:
+def test_a_quick_scan_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "WORTH_KEEPING_S", 1000.0)
     write(tmp_path / "a.parquet", ROWS)
     open_source(tmp_path / "a.parquet", cache=tmp_path / "cache").lengths()
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
