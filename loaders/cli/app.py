@@ -7,7 +7,7 @@ import sys
 import typer
 
 from loaders.cli import calibrate, inspect_data, pack, plan, report, simulate, status, version
-from loaders.cli.errors import EXPECTED
+from loaders.cli.errors import EXPECTED, told_warnings
 from loaders.cli.errors import report as tell
 
 INTERRUPTED = 130
@@ -32,9 +32,10 @@ app.command("status")(status.status_command)
 
 
 def main() -> None:
-    """Run the command; what a user can mend is told in a sentence, without a trace."""
+    """Run the command; what a user can mend or must know is told in a sentence, without a trace."""
     try:
-        app()
+        with told_warnings():
+            app()
     except SystemExit as end:
         if end.code == INTERRUPTED:  # Typer ends so, without a word
             kept = " What is finished is kept; --resume goes on with it." if sys.argv[1:2] == ["pack"] else ""

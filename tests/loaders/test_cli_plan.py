@@ -1,4 +1,6 @@
 import json
+import sys
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +12,10 @@ from typer.testing import CliRunner
 from balancer import CostModel, Topology, plan_step
 from balancer.comparison import compare_policies, shuffled_steps
 from balancer.cost import GPUS
+from loaders.cli import app as cli_app
 from loaders.cli.app import app
 from loaders.cli.costs import FREE, UNPRICED, cost_model, parse_cost, parse_gpu
+from loaders.cli.errors import told_warnings
 from loaders.cli.lengths import FileLengths, read_lengths
 from loaders.cli.plan import parse_degrees, plan
 from loaders.cli.plan_report import admit
@@ -293,6 +297,23 @@ def test_where_it_does_not_matter_or_a_model_is_given_nothing_is_said(
     given = (*options, str(config_file)) if options[-1] == "--model" else options
     result = run(lengths_file, "--cost", str(alone), *given)
     assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_a_warning_of_the_project_is_a_sentence_and_others_stay_as_they_are(
+    lengths_file, alone, capsys, monkeypatch, recwarn
+):
+    options = ["--ranks", "2", "--max-tokens", "2048", "--cost", str(alone), "--json"]
+    monkeypatch.setattr(sys, "argv", ["evenload", "plan", str(lengths_file), *options])
+    with pytest.raises(SystemExit) as ended:
+        cli_app.main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 0
+    assert told.startswith("evenload: CostModel (fit): costs were measured up to 1024 tokens")
+    assert ".py:" not in told
+    with told_warnings():
+        warnings.warn("of another", stacklevel=1)
+    assert [str(one.message) for one in recwarn] == ["of another"]
+    assert capsys.readouterr().err == ""
 
 
 def test_degrees_that_were_measured_to_be_free_and_numbers_are_kept(config_file):
