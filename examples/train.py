@@ -296,6 +296,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     try:
         found = run(arguments)
+        dist.barrier()  # no rank's interpreter ends while a thread of gloo's still holds what was gathered
     finally:
         dist.destroy_process_group()
     if found is not None:

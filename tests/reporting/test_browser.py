@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 from html import escape, unescape
 from pathlib import Path
 
@@ -59,8 +60,10 @@ def open_page(path: Path, width: int, scheme: int) -> tuple[str, list[str]]:
     done = subprocess.run(
         [
             str(BROWSER), "--headless", "--no-sandbox", "--hide-scrollbars", "--disable-gpu",
-            "--enable-logging=stderr", "--v=0", "--virtual-time-budget=2000", "--dump-dom",
-            f"--user-data-dir={path.parent / f'profile-{width}-{scheme}'}", f"--window-size={width},2000",
+            "--disable-dev-shm-usage", "--enable-logging=stderr", "--v=0", "--virtual-time-budget=2000",
+            "--dump-dom", f"--window-size={width},2000",
+            # one of its own: a helper of the browser before may not be gone yet
+            f"--user-data-dir={tempfile.mkdtemp(prefix='profile-', dir=path.parent)}",
             f"--blink-settings=preferredColorScheme={scheme}",
             f"file://{path}",
         ],

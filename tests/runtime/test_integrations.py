@@ -13,7 +13,7 @@ STACKS = ["ddp", "fsdp2", "hf_trainer", "trl_sft", "accelerate_loop", "lightning
 def losses(stack, ranks):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
-        [*command, "-m", f"examples.integrations.{stack}"], capture_output=True, text=True, timeout=900
+        [*command, "-m", f"examples.integrations.{stack}"], capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", done.stdout, re.MULTILINE)]
