@@ -51,7 +51,9 @@ def test_every_sample_once_no_cap_exceeded_and_as_many_steps_as_without_a_window
     for number, step in enumerate(steps):
         assert len({batch.step for batch in step} | {number}) == 1
         assert step[0].step_samples == sum(
-            len(batch.sample_ids) - int((batch.seq_lengths == 1).sum()) for batch in step
+            bool((labels != -100).any())
+            for batch in step
+            for labels in batch["shift_labels"][0].split(batch.seq_lengths.tolist())
         )
         assert step[0].step_loss_tokens == sum(int((batch["shift_labels"] != -100).sum()) for batch in step)
         for batch in step:
