@@ -19,8 +19,10 @@ TOKENS = 2000
 
 
 class Reads(Dataset):
-    """``slow``: 20 ms a sample. ``stuck``: never, from sample 30 on. ``tensors``: through shared memory.
-    ``unread``: more than the pipe holds, and the training loop takes none.
+    """``slow``: 20 ms a sample. ``stuck``: never, from sample 30 on.
+
+    The training loop takes none of these: ``tensors``: through shared memory. ``unread``: more than the pipe
+    holds.
     """
 
     def __init__(self, how):
@@ -33,7 +35,8 @@ class Reads(Dataset):
         if self.how == "stuck" and row >= 30:
             time.sleep(1000)
         time.sleep(0.02 if self.how == "slow" else 0)
-        return {"input_ids": np.arange(TOKENS), "x": torch.zeros(50_000)}
+        x = torch.zeros(50_000) if self.how == "tensors" else np.zeros(50_000)
+        return {"input_ids": np.arange(TOKENS), "x": x}
 
 
 def stacked(samples):
@@ -55,7 +58,7 @@ def main():
     )
     next(batches), next(batches)
     print(os.getpid(), *(worker.pid for worker in batches._reading._workers), flush=True)
-    if how == "unread":
+    if how in ("unread", "tensors"):
         time.sleep(1000)
     for _ in batches:
         time.sleep(0.01)

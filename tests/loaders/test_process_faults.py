@@ -309,7 +309,11 @@ def end(how, context, signum, folder, *, group):
     )
     pids = [int(pid) for pid in loop.stdout.readline().split()]
     assert len(pids) == 3, loop.communicate()[1]
-    time.sleep(1)  # by now readers are stuck, and pipes full
+    time.sleep(1)  # by now readers are mostly stuck, and pipes full
+    if (
+        how == "tensors"
+    ):  # a worker that is killed between making such memory and taking its name off leaves it
+        assert wait_until(lambda: stand_still(pids[1:]))
     (os.killpg if group else os.kill)(loop.pid, signum)
     code = loop.wait(ENOUGH_S)
     wait_until(lambda: not any(map(alive, pids)))
@@ -317,6 +321,16 @@ def end(how, context, signum, folder, *, group):
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     return code, loop.communicate()[1], left, pids
+
+
+def stand_still(pids):
+    """Whether no thread of some processes has had anything to do for a while."""
+    for _ in range(20):
+        for stat in [path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/stat")]:
+            if stat.read_text().rpartition(")")[2].split()[0] != "S":
+                return False
+        time.sleep(0.02)
+    return True
 
 
 def stale(pids, folder):
