@@ -69,7 +69,7 @@ def compare_models(rank, kinds):
 
 
 def test_llama_qwen_and_mistral_have_the_gradient_of_unpacked_samples():
-    for errors in run_ranks(compare_models, 4, ("llama", "qwen3", "mistral"), timeout_s=900):
+    for errors in run_ranks(compare_models, 4, ("llama", "qwen3", "mistral")):
         assert max(errors.values()) < 1e-9, errors
 
 
@@ -157,5 +157,5 @@ def runtime_batch(lengths):
 
 
 def test_a_vision_language_model_has_the_gradient_of_unpacked_samples():
-    (error,) = run_ranks(compare_vision, 1, timeout_s=900)
+    (error,) = run_ranks(compare_vision, 1)
     assert error < 1e-9

@@ -33,7 +33,7 @@ PRELOADED = [
 ]
 """Slow imports that every rank would otherwise repeat. None that starts threads, as pyarrow does."""
 
-TIMEOUT_S, GROUP_TIMEOUT_S = 300.0, 120.0
+TIMEOUT_S, GROUP_TIMEOUT_S = 1800.0, 900.0
 """Of a call and of its collectives: never waited for where all is right, so machines may be slow."""
 
 
