@@ -166,19 +166,21 @@ def _rank_main(
 
     torch.set_num_threads(1)
     try:
+        timeout = datetime.timedelta(seconds=group_timeout_s)
         file = dist.FileStore(place, ranks)
+        file.set_timeout(timeout)
         store: Any = file
         if tcp and rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
             file.set("port", str(store.port))  # one that the system chose
         elif tcp:
-            store = dist.TCPStore("127.0.0.1", int(file.get("port")), ranks)
+            store = dist.TCPStore("127.0.0.1", int(file.get("port")), ranks, timeout=timeout)
         dist.init_process_group(
             "gloo",
             store=store,
             rank=rank,
             world_size=ranks,
-            timeout=datetime.timedelta(seconds=group_timeout_s),
+            timeout=timeout,
         )
         # A rank comes back from there while others still connect; were it to die now, as some tests
         # have it do, they would tell of a lost connection instead of their own end.
