@@ -8,6 +8,11 @@ import os
 import pytest
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray's own limits for what it starts are half a minute and a minute
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "600")
+os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
+os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "600")
+os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
 # Ray's workers are nicer than others by 15: beside other work on the machine they would hardly run at all
 os.environ.setdefault("RAY_worker_niceness", "0")
 
@@ -20,16 +25,17 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Where actors take minutes to start, the machine is busy and the cluster not lost."""
     if importlib.util.find_spec("ray") is not None:
-        monkeypatch.setattr("loaders.ray_engine.engine.PATIENCE_S", 900.0)
+        from tests.ray.streams import be_patient
+
+        be_patient(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="session")
 def cluster():
     """Nodes that are lost are noticed within two seconds instead of ten; slow ones are waited for."""
     pytest.importorskip("ray", reason="ray is not installed")
-    from ray.cluster_utils import Cluster
+    from tests.ray.nodes import patient_cluster
 
     quick = {
         "health_check_initial_delay_ms": 500,
@@ -37,7 +43,7 @@ def cluster():
         "health_check_timeout_ms": 20_000,  # of a node that does not answer; one that is gone refuses at once
         "health_check_failure_threshold": 3,
     }
-    made = Cluster(
+    made = patient_cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": quick},
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from loaders import DataLoader
 from tests.loaders.arrays import ArraySource
+from tests.ray.streams import be_patient_here
 
 MODULE = """
 from tests.loaders.arrays import ArraySource
@@ -52,4 +53,5 @@ def module(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    be_patient_here()
     {"rows": rows, "module": module}[sys.argv[1]](*sys.argv[2:])

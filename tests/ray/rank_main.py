@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import sys
 
-from tests.ray.streams import digest, loader_of, mixture
+from tests.ray.streams import be_patient_here, digest, loader_of, mixture
 
 
 def main() -> None:
+    be_patient_here()
     rank, ranks, count = map(int, sys.argv[1:])
     loader = loader_of(mixture(), rank, ranks, engine="ray", address=os.environ.get("CLUSTER"))
     for at, batch in enumerate(loader):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,23 @@ class Brittle(ArraySource):
         if any(int(row) in self.bad for row in rows):
             raise KeyError("missing entry")
         return super().read(rows)
+
+
+def be_patient(change: Callable[[str, float], None]) -> None:
+    """Where actors, answers or names take minutes, the machine is busy and nothing lost."""
+    for name in ("engine.PATIENCE_S", "watching.SILENCE_S", "plane.ENDING_S"):
+        change(f"loaders.ray_engine.{name}", 900.0)
+    change("loaders.ray_engine.status.ANSWER_S", 120.0)
+
+
+def be_patient_here() -> None:
+    """The same in a program of its own."""
+
+    def change(name: str, seconds: float) -> None:
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, seconds)
+
+    be_patient(change)
 
 
 def lengths(count: int, seed: int = 0, longest: int = 90) -> Any:

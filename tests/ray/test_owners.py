@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,14 @@ from tests.ray.streams import digest, loader_of, mixture
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(rank, ranks, count, port, **environment):
-    told = {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def start(rank, ranks, count, job, **environment):
+    """A rank of a job that no other run of these tests, killed or under way, has met under its name."""
+    told = {
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29611",  # nobody listens there
+        "TORCHELASTIC_RUN_ID": job,
+    }
     kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.ray.rank_main", *map(str, (rank, ranks, count))],
@@ -105,7 +113,8 @@ def within(seconds, condition):
 
 
 def test_two_ranks_share_a_cluster_of_their_own_and_a_kill_leaves_no_process():
-    ranks = [start(rank, 2, 10, 29611) for rank in range(2)]
+    job = uuid.uuid4().hex
+    ranks = [start(rank, 2, 10, job) for rank in range(2)]
     try:
         for rank, process in enumerate(ranks):
             assert read_batches(process, 10) == expected(rank, 2)[:10]
@@ -133,7 +142,8 @@ def test_a_process_that_has_ended_does_not_live_though_nobody_has_asked_how():
 
 
 def test_the_rank_that_started_the_cluster_ends_last():
-    ranks = [start(rank, 2, 10, 29612) for rank in range(2)]
+    job = uuid.uuid4().hex
+    ranks = [start(rank, 2, 10, job) for rank in range(2)]
     try:
         for process in ranks:
             read_batches(process, 10)
@@ -153,11 +163,12 @@ def test_the_rank_that_started_the_cluster_ends_last():
 
 def test_a_rank_goes_on_when_the_one_that_owns_the_actors_is_killed_and_nothing_outlives_both(cluster):
     ray.init(cluster.address, log_to_driver=False)
-    first = start(0, 2, 10, 29613, CLUSTER=cluster.address)
+    job = uuid.uuid4().hex
+    first = start(0, 2, 10, job, CLUSTER=cluster.address)
     second = None
     try:
         assert read_batches(first, 10) == expected(0, 2)[:10]
-        second = start(1, 2, 10, 29613, CLUSTER=cluster.address)  # everything is there already
+        second = start(1, 2, 10, job, CLUSTER=cluster.address)  # everything is there already
         assert read_batches(second, 10) == expected(1, 2)[:10]
         told = status(cluster.address)
         assert {actor.kind for actor in told.actors} == {"catalogs", "reader", "builder"}
@@ -181,16 +192,18 @@ def test_status_and_timeline_tell_what_was_done(address, tmp_path):
     loader = loader_of(mixture(), 0, 1, engine="ray", address=address, cp_degrees=(1,))
     batches = list(loader)
     told = status()
-    [reader] = told.readers
     [builder] = told.builders
     wanted = loader.metrics()["tokens_by_source"]
-    assert dict(reader.reader.tokens) == wanted
+    tokens = Counter()  # how many readers there are is a matter of pace
+    for reader in told.readers:
+        tokens.update(reader.reader.tokens)
+    assert dict(tokens) == wanted
     assert builder.builder.batches == len(batches)
     assert builder.builder.waiting == told.waiting == 0
     assert builder.builder.in_bytes >= 4 * sum(wanted.values())
-    assert sum(told.tokens_per_s.values()) > 0
+    assert told.tokens_per_s.keys() == wanted.keys()  # rates are of the last seconds, and may have ended
     assert told.store_bytes >= told.store_free_bytes > 0
-    assert sum(node.cpus for node in told.nodes if node.alive) == 2
+    assert within(600, lambda: sum(node.cpus for node in status().nodes if node.alive) == 2)
     path = tmp_path / "timeline.json"
     count = write_timeline(path)
     events = json.loads(path.read_text())["traceEvents"]

@@ -96,14 +96,19 @@ class Slow(ArraySource):
         return super().read(rows)
 
 
-def test_a_slow_source_is_given_readers_of_its_own(address):
+def test_a_slow_source_is_given_readers_of_its_own(address, monkeypatch):
+    monkeypatch.setattr("loaders.ray_engine.scaling.LOOK_S", 0.0)
+    monkeypatch.setattr("loaders.ray_engine.profile.Pace.compute_s", 1e-3)  # on whatever machine
     sources = {"slow": Slow(lengths(300)), "light": ArraySource(lengths(300, 1), name="light")}
     data = Mixture(sources, {"slow": 0.5, "light": 0.5})
     loader = on_ray(address, data, 0, 1, cp_degrees=(1,))
     tables, batches = set(), []
     for batch in loader:
         batches.append(batch)
-        tables.add(loader._required().reading.scaler.table)
+        scaler = loader._required().reading.scaler
+        if scaler._looking is not None:
+            scaler._looking.join()
+        tables.add(scaler.table)
     assert ((0,), (0,)) in tables
     slow, light = max(tables, key=lambda table: len({*table[0], *table[1]}))  # how many is a matter of pace
     assert not set(slow) & set(light)
