@@ -185,9 +185,8 @@ def test_the_command_writes_a_cost_that_loads(folder, name):
     cost = CostModel.load(folder / "cost.json")
     assert "Tiny measured on cpu" in cost.source
     assert cost.report.longest == 256
-    assert (
-        cost([256])[0] >= 0
-    )  # a model so small may cost nothing that grows with tokens, by what is measured
+    # of a model so small what grows with tokens may be lost in what does not
+    assert cost.fixed + cost([256])[0] > 0
     assert "predicted" in result.stdout
 
 
