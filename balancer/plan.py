@@ -78,6 +78,8 @@ class StepPlan:
     @property
     def imbalance(self) -> float:
         """Slowest rank's predicted time / mean; 1.0 is perfect, also for an empty step."""
+        if self.ranks == 1:
+            return 1.0
         mean = float(self.rank_time_s.mean())
         return float(self.rank_time_s.max()) / mean if mean > 0 else 1.0
 

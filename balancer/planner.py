@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
+from typing import Any
 
 from numpy.typing import ArrayLike
 
@@ -15,8 +17,8 @@ from balancer.plan import StepPlan
 from balancer.planning import alone
 from balancer.planning.counts import check_count
 from balancer.planning.layout import empty_layout, make_plan, slots_of
-from balancer.planning.longest import check_total
-from balancer.planning.problem import Cost, Ints, make_problem
+from balancer.planning.longest import check_fixed, check_total
+from balancer.planning.problem import Cost, Ints, Problem, make_setting, with_samples
 from balancer.planning.samples import at_most, check_max_samples
 from balancer.policies import POLICIES
 from balancer.topology import Topology
@@ -75,9 +77,8 @@ def plan_step(
     Raises:
         ValueError: an argument out of its range, or samples that no allowed degree can hold.
     """
-    check_choice("policy", policy, POLICIES)
-    problem = make_problem(
-        table_or_lengths,
+    setting = _setting(
+        policy=policy,
         topology=topology,
         max_tokens=max_tokens,
         cost=cost,
@@ -89,6 +90,21 @@ def plan_step(
         slots_multiple_of=slots_multiple_of,
         effort=effort,
     )
+    return _plan(setting, table_or_lengths, policy, max_samples)
+
+
+def _setting(*, policy: str, **arguments: Any) -> Problem:
+    """What the steps of a run share, checked."""
+    check_choice("policy", policy, POLICIES)
+    setting = make_setting(**arguments)
+    check_fixed(setting)
+    return setting
+
+
+def _plan(
+    setting: Problem, table_or_lengths: SampleTable | ArrayLike, policy: str, max_samples: int | None
+) -> StepPlan:
+    problem = with_samples(setting, table_or_lengths)
     check_total(problem)
     if len(problem) == 0:
         return make_plan(problem, empty_layout(), lower_bound_ns=0, policy=policy)
@@ -130,8 +146,11 @@ class Planner:
 
     def __call__(self, table_or_lengths: SampleTable | ArrayLike) -> StepPlan:
         """The plan of one step."""
-        return plan_step(
-            table_or_lengths,
+        return _plan(self._checked, table_or_lengths, self.policy, self.max_samples)
+
+    @cached_property
+    def _checked(self) -> Problem:
+        return _setting(
             topology=self.topology,
             max_tokens=self.max_tokens,
             cost=self.cost,
@@ -143,7 +162,6 @@ class Planner:
             min_length=self.min_length,
             slots_multiple_of=self.slots_multiple_of,
             effort=self.effort,
-            max_samples=self.max_samples,
         )
 
     def ahead(self, steps: Iterable[SampleTable | ArrayLike], *, look_ahead: int = 2) -> Iterator[StepPlan]:

@@ -27,6 +27,8 @@ def check_coefficient(name: str, value: Any, *, positive: bool = False) -> float
 
 def check_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
     """[S] lengths as int64. Raises ValueError naming the first row that is not in ``0..2**31 - 1``."""
+    from packing._rows import extremes  # numba: not paid for by `import balancer`
+
     given = np.atleast_1d(np.asarray(lengths))
     if given.ndim != 1:
         raise ValueError(f"lengths must be one row of numbers, got shape {given.shape}.")
@@ -39,7 +41,7 @@ def check_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
             raise ValueError(f"lengths must be whole numbers of tokens, they are {given.dtype}{where}.")
         given = np.clip(given.astype(np.float64), -1, MAX_LENGTH + 1)
     if given.size:
-        low, high = given.min(), given.max()
+        low, high = extremes(given) if given.dtype == np.int64 else (given.min(), given.max())
         if low < 0 or high > MAX_LENGTH:
             row = int(np.flatnonzero((given < 0) | (given > MAX_LENGTH))[0])
             found = np.atleast_1d(lengths)[row]

@@ -255,6 +255,8 @@ class CostModel:
             ValueError: as for a call.
             OverflowError: a sample takes longer than 73 years: the coefficients are surely in another unit.
         """
+        from packing._rows import extremes  # numba: not paid for by `import balancer`
+
         num_tokens = check_lengths(lengths)
         degrees = [check_degree(degree) for degree in cp_degrees]
         self._check_range(num_tokens, degrees)
@@ -264,7 +266,7 @@ class CostModel:
             seconds = np.array([self.table(num_tokens, degree) for degree in degrees])
             rounded = np.floor(seconds * 1e9 + 0.5)
             cost_ns = np.where(rounded < MAX_NANOSECONDS, rounded, -1).astype(np.int64)
-        if cost_ns.size and cost_ns.min() < 0:
+        if cost_ns.size and extremes(cost_ns.reshape(-1))[0] < 0:
             row = int(np.argwhere(cost_ns < 0)[0, 1])
             raise OverflowError(
                 f"the cost of row {row} ({num_tokens[row]} tokens) exceeds 73 years. Coefficients are "

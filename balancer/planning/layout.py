@@ -157,7 +157,11 @@ def slots_of(problem: Problem, layout: Layout) -> tuple[Ints, int]:
 
 def slots_counted(problem: Problem, slot: Ints) -> int:
     """Number of slots that every rank counts."""
-    used = int(slot.max(initial=-1)) + 1
+    return rounded_slots(problem, int(slot.max(initial=-1)) + 1)
+
+
+def rounded_slots(problem: Problem, used: int) -> int:
+    """The same where ``used`` slots hold micro-batches."""
     if problem.micro_batches is not None:
         return max(used, problem.micro_batches)
     return -(-used // problem.slots_multiple_of) * problem.slots_multiple_of

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from balancer.planning.problem import Problem
+from packing._rows import float_sum
 
 LONGEST_NS = 2**60
 """36 years: a cost model that predicts more has another unit than seconds."""
@@ -14,16 +13,19 @@ MOST_WORK_NS = 2**62
 
 
 def check_total(problem: Problem) -> None:
-    """Refuse a step whose work or fixed costs cannot be summed. Raises ValueError."""
-    for degree in (1, *problem.cp_degrees):
-        _check_fixed(problem, degree)
+    """Refuse a step whose work cannot be summed. Raises ValueError."""
     degree = problem.cp_degrees[0]
-    work = problem.work_ns(degree)
-    if float(work.sum(dtype=np.float64)) * degree >= MOST_WORK_NS:
+    if float_sum(problem.work_ns(degree)) * degree >= MOST_WORK_NS:
         raise ValueError(
             "the cost model predicts more than 2**62 nanoseconds (146 years) of work in one step. "
             "Coefficients are seconds per token and per pair; check their unit."
         )
+
+
+def check_fixed(problem: Problem) -> None:
+    """Refuse fixed costs that cannot be summed, or that pay for micro-batches. Raises ValueError."""
+    for degree in (1, *problem.cp_degrees):
+        _check_fixed(problem, degree)
 
 
 def _check_fixed(problem: Problem, degree: int) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from balancer._kernels.order import first_at_most, longest_first
 from balancer.planning.counts import check_count
 from balancer.topology import Topology
+from packing._rows import extremes
 from packing.checks import check_choice, whole
 from packing.table import SampleTable
 
@@ -78,7 +79,8 @@ class Problem:
     def same_caps(self) -> bool:
         """Whether all ranks hold as many tokens."""
         if "same caps" not in self._cache:
-            self._cache["same caps"] = bool(self.max_tokens.min() == self.max_tokens.max())
+            least, most = extremes(self.max_tokens)
+            self._cache["same caps"] = bool(least == most)
         same: bool = self._cache["same caps"]
         return same
 
@@ -117,7 +119,7 @@ class Problem:
 
     def _checked(self, cp_degrees: Sequence[int], given: Ints) -> Ints:
         """[D, S] ``given``. Raises ValueError for a cost model that pays for samples."""
-        if given.size and given.min() < 0:
+        if given.size and extremes(given.reshape(-1))[0] < 0:
             j, worst = divmod(int(np.argmin(given)), given.shape[1])
             raise ValueError(
                 f"costs must be at least 0, the model gives {given[j, worst]} ns for row {self.rows[worst]} "
@@ -245,7 +247,8 @@ def check_lengths(table_or_lengths: SampleTable | ArrayLike) -> Ints:
             raise ValueError(
                 f"lengths must be whole numbers of tokens, row {wrong[0]} has {lengths[wrong[0]]}."
             )
-    if lengths.min() < 1 or lengths.max() > MAX_LENGTH:
+    least, most = extremes(lengths) if lengths.dtype == np.int64 else (lengths.min(), lengths.max())
+    if least < 1 or most > MAX_LENGTH:
         wrong = np.flatnonzero((lengths < 1) | (lengths > MAX_LENGTH))
         raise ValueError(
             f"{wrong.size} of {lengths.size} samples cannot be planned: lengths must be 1..{MAX_LENGTH} "
@@ -256,7 +259,13 @@ def check_lengths(table_or_lengths: SampleTable | ArrayLike) -> Ints:
 
 
 def make_problem(
-    table_or_lengths: SampleTable | ArrayLike,
+    table_or_lengths: SampleTable | ArrayLike, *, check_fits: bool = True, **setting: Any
+) -> Problem:
+    """Check every argument of `balancer.plan_step` and sort the samples; ``setting`` as of `make_setting`."""
+    return with_samples(make_setting(**setting), table_or_lengths, check_fits=check_fits)
+
+
+def make_setting(
     *,
     topology: Topology,
     max_tokens: int | Sequence[int] | Ints,
@@ -268,10 +277,11 @@ def make_problem(
     min_length: Mapping[int, int] | None = None,
     slots_multiple_of: int = 1,
     effort: int | None = None,
-    check_fits: bool = True,
 ) -> Problem:
-    """Check every argument of `balancer.plan_step` and sort the samples, longest first."""
-    lengths = check_lengths(table_or_lengths)
+    """A problem without samples: what all steps of a run share, checked once. `with_samples` adds a step's.
+
+    Checks take 15 us: more than all else of a plan of 8 samples on one rank.
+    """
     check_kinds(topology, cost)
     check_choice("sync", sync, SYNC_MODES)
     if micro_batches is not None:
@@ -288,10 +298,10 @@ def make_problem(
     degrees = _check_degrees(cp_degrees, topology.ranks)
     if hasattr(cost, "for_topology"):
         cost = cost.for_topology(topology)
-    order = longest_first(lengths, max(int(lengths.max(initial=0)).bit_length(), 1))
-    problem = Problem(
-        rows=order,
-        num_tokens=lengths[order],
+    none = np.zeros(0, np.int64)
+    return Problem(
+        rows=none,
+        num_tokens=none,
         cost=cost,
         topology=topology,
         max_tokens=capacity,
@@ -302,6 +312,34 @@ def make_problem(
         slots_multiple_of=slots_multiple_of,
         effort=effort,
         min_length=_check_min_length({} if min_length is None else min_length, degrees),
+    )
+
+
+def with_samples(
+    setting: Problem, table_or_lengths: SampleTable | ArrayLike, *, check_fits: bool = True
+) -> Problem:
+    """The problem of a step's samples, sorted longest first; ``setting`` is from `make_setting`.
+
+    Raises:
+        ValueError: samples that are no lengths, or that no allowed degree can hold.
+    """
+    lengths = check_lengths(table_or_lengths)
+    longest = int(extremes(lengths)[1]) if lengths.size else 0
+    order = longest_first(lengths, max(longest.bit_length(), 1))
+    problem = Problem(
+        rows=order,
+        num_tokens=lengths[order],
+        cost=setting.cost,
+        topology=setting.topology,
+        max_tokens=setting.max_tokens,
+        cp_degrees=setting.cp_degrees,
+        sync=setting.sync,
+        micro_batches=setting.micro_batches,
+        seed=setting.seed,
+        slots_multiple_of=setting.slots_multiple_of,
+        effort=setting.effort,
+        min_length=setting.min_length,
+        _cache=dict(setting._cache),
     )
     if check_fits:
         _check_fits(problem)

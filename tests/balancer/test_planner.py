@@ -82,6 +82,33 @@ def test_plans_made_ahead_equal_plans_made_at_once():
     assert [fingerprint(p) for p in ahead] == [fingerprint(planner(s)) for s in steps]
 
 
+class Asked(CostModel):
+    """Counts how often it is asked for a topology's model, which is part of checking arguments."""
+
+    times = 0
+
+    def for_topology(self, topology):
+        Asked.times += 1
+        return super().for_topology(topology)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_planner_checks_its_arguments_once_and_plans_as_plan_step_does(ranks):
+    Asked.times = 0
+    arguments = {"topology": Topology(ranks), "max_tokens": 4096, "max_samples": 20, "slots_multiple_of": 2}
+    planner = Planner(cost=Asked(1e-6, 1e-9, 1e-3), **arguments)
+    plans = [planner(lengths_of(seed)) for seed in range(5)]
+    assert Asked.times == 1
+    alone = [plan_step(lengths_of(seed), cost=CostModel(1e-6, 1e-9, 1e-3), **arguments) for seed in range(5)]
+    assert [plan.to_bytes() for plan in plans] == [plan.to_bytes() for plan in alone]
+
+
+def test_a_planner_names_a_wrong_argument_with_its_first_step():
+    planner = Planner(topology=Topology(4), max_tokens=0, cost=COST)
+    with pytest.raises(ValueError, match="max_tokens must be a whole number of at least 1"):
+        planner([10])
+
+
 def test_the_planner_works_ahead_in_one_background_thread_and_stops_with_its_reader():
     drawn = []
 
