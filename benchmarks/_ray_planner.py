@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from balancer import CostModel, Topology, plan_step
+from balancer import CostModel, Planner, Topology
 from benchmarks.workloads import MIXES, clipped
 from loaders import Mixture
 from loaders.batches.reader import by_source
@@ -78,14 +78,16 @@ def planner_rows(ranks: int = 4096, sources: int = 300, steps: int = 12) -> list
             samples_per_step=ranks * samples,
         )  # fmt: skip
         opening_s = time.process_time() - begin
+        topology = Topology(ranks=ranks, ranks_per_node=8)
+        options: dict[str, Any] = {"max_tokens": CAP, "cost": CostModel.generic(), "seed": 0}
         planning = Planning(
             steps=Steps(
                 order=opened.order, catalogs=opened.catalogs, samples=ranks * samples, tokens=None,
                 drop_last=True,
             ),
-            topology=Topology(ranks=ranks, ranks_per_node=8),
-            planner=plan_step,
-            options={"max_tokens": CAP, "cost": CostModel.generic(), "seed": 0},
+            topology=topology,
+            planner=Planner(topology=topology, **options),
+            options=options,
         )  # fmt: skip
         planned = planning.plan(Cursor())
         assert planned is not None

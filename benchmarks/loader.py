@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.utils.data
 
-from balancer import CostModel, Topology, plan_step
+from balancer import CostModel, Planner, Topology
 from benchmarks import harness
 from benchmarks.peers import documents as data
 from benchmarks.peers.__main__ import PEERS
@@ -196,11 +196,12 @@ def share(source: Source, lengths: np.ndarray, ranks: int, documents: int) -> di
         SampleTable.from_lengths(lengths[rng.integers(0, lengths.size, size)])
         for _ in range(max(4, 20_000 // documents))
     ]
-    cost, topology = CostModel.generic(), Topology(ranks)
+    topology = Topology(ranks)
+    planner = Planner(topology=topology, max_tokens=PACK_TOKENS, cost=CostModel.generic())
 
     def plan() -> None:
         for table in tables:
-            plan_step(table, topology=topology, max_tokens=PACK_TOKENS, cost=cost)
+            planner(table)
 
     loader = DataLoader(
         source, batch_size=documents, shuffle=True, max_tokens=PACK_TOKENS, topology=topology, rank=0

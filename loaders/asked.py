@@ -6,10 +6,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from balancer import POLICIES, CostModel, StepPlan, Topology, plan_step
+from balancer import POLICIES, CostModel, Planner, StepPlan, Topology, plan_step
 from balancer.planning.problem import SYNC_MODES, check_kinds
 from balancer.runtime import ContextGroups, world
 from loaders.arguments import (
@@ -42,6 +43,7 @@ from loaders.planning.encoders import encoders_too
 from loaders.planning.separate import ASSIGNMENTS
 from loaders.sources.streams import is_stream
 from packing.checks import check_choice
+from packing.table import SampleTable
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +135,15 @@ class Asked:
     def planner(self) -> Callable[..., StepPlan]:
         """What plans a step, whose encoders' work is weighed where ``phases`` says what it costs."""
         return plan_step if self.phases is None else encoders_too(self.phases)
+
+    def bound_planner(self, max_tokens: int) -> Callable[[SampleTable], StepPlan]:
+        """`planner` with what is that of every step. Without encoders, arguments are checked once.
+
+        Args:
+            max_tokens: what samples may take of a rank's tokens.
+        """
+        options = {"topology": self.topology, **self.plan_options(max_tokens)}
+        return Planner(**options) if self.phases is None else partial(self.planner, **options)
 
     def plan_options(self, max_tokens: int) -> dict[str, Any]:
         """Keyword arguments of `planner` that are those of every step.

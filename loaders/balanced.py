@@ -205,21 +205,21 @@ class BalancedIterator(Iterator[Batch]):
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise error.__cause__ from None
             raise
-        owner.metrics.wait_s += time.perf_counter() - started
-        owner.metrics.batches += 1
-        owner.metrics.dummies += batch.place.is_dummy
-        owner.metrics.counts.update(batch.counts)
+        place, metrics = batch.place, owner.metrics
+        metrics.wait_s += time.perf_counter() - started
+        metrics.batches += 1
+        metrics.dummies += place.is_dummy
+        if batch.counts:
+            metrics.counts.update(batch.counts)
         if owner.quarantine is not None:
             for fault in batch.faults:
                 owner.quarantine.add(fault)
         owner.last_planned = planned = self._given[0]
         if planned.separate is not None:
             planned.separate.give(batch, owner.rank)
-        if batch.last_in_step:
-            planned = self._given.popleft()
-            owner.metrics.add_step(
-                planned.plan, planned.table, planned.plan_s, planned.fillers, planned.encoders
-            )
+        if place.last_in_step:
+            self._given.popleft()
+            metrics.add_step(planned.plan, planned.table, planned.plan_s, planned.fillers, planned.encoders)
             owner.standing.move(self._mark, planned.behind)
         return batch
 

@@ -170,7 +170,7 @@ def _planning(prepared: Prepared, asked: Asked) -> Planning:
     return Planning(
         steps=prepared.steps,
         topology=asked.topology,
-        planner=asked.planner,
+        planner=asked.bound_planner(prepared.room),
         fill_media=prepared.fill_media,
         group_media=asked.group_media,
         pad_slots=asked.pad_slots,

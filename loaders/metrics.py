@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from balancer.plan import StepPlan
+from balancer.plan import MicroBatches, StepPlan
 from loaders.media.presence import Fillers
 from loaders.planning.limits import Limits
+from packing._rows import extremes, int_sum
 from packing.table import SampleTable
 
 
@@ -28,12 +29,15 @@ class Spread:
     def add(self, load: NDArray[np.float64]) -> None:
         """load: [R] of one step."""
         if load.size == 1:
-            only = float(load[0])
-            self.least, self.most, self.mean = self.least + only, self.most + only, self.mean + only
+            self.add_only(float(load[0]))
             return
         self.least += float(load.min())
         self.most += float(load.max())
         self.mean += float(load.mean())
+
+    def add_only(self, load: float) -> None:
+        """What the only rank has of one step."""
+        self.least, self.most, self.mean = self.least + load, self.most + load, self.mean + load
 
     def report(self, steps: int) -> dict[str, float]:
         """Means over the steps."""
@@ -102,7 +106,8 @@ class Metrics:
         encoders: Mapping[str, StepPlan] = MappingProxyType({}),
     ) -> None:
         """Count a step whose last micro-batch has been given out; ``encoders`` are plans of their own."""
-        self.filled.update(() if fillers is None else fillers.kind)
+        if fillers is not None:
+            self.filled.update(fillers.kind)
         for name, units in table.phases.items():
             load = unit_load(encoders.get(name, plan), units)
             mean = float(load.mean())
@@ -112,30 +117,33 @@ class Metrics:
         batches = plan.micro_batches
         if self.limits is not None:
             self.closed.update(self.limits.closed(plan, table))
-        self.most_tokens = max(self.most_tokens, int((batches.tokens // batches.cp_degree).max(initial=0)))
-        tokens = int(table.num_tokens.sum())
+        tokens, loss_tokens = int_sum(table.num_tokens), int_sum(table.num_loss_tokens)
         self.steps += 1
         self.tokens += tokens
-        self.loss_tokens += int(table.num_loss_tokens.sum())
-        self.rank_tokens.add(unit_load(plan, table.num_tokens))
-        self.rank_loss_tokens.add(unit_load(plan, table.num_loss_tokens))
-        self.capacity_tokens += int(batches.cp_degree.sum()) * self.max_tokens
-        self.padding_tokens += int(batches.tokens.sum()) - tokens
+        self.loss_tokens += loss_tokens
+        if plan.ranks == 1:
+            self.rank_tokens.add_only(tokens)
+            self.rank_loss_tokens.add_only(loss_tokens)
+        else:
+            self.rank_tokens.add(unit_load(plan, table.num_tokens))
+            self.rank_loss_tokens.add(unit_load(plan, table.num_loss_tokens))
+        self.padding_tokens += int_sum(batches.tokens) - tokens
         self.imbalance += plan.imbalance
         self.gap += plan.gap
         self.plan_s += plan_s
-        by_degree = np.bincount(batches.cp_degree)
-        for degree in np.flatnonzero(by_degree).tolist():
-            self.degrees[degree] = self.degrees.get(degree, 0) + int(by_degree[degree])
+        for degree, count, most in by_degree(batches):
+            self.degrees[degree] = self.degrees.get(degree, 0) + count
+            self.capacity_tokens += degree * count * self.max_tokens
+            self.most_tokens = max(self.most_tokens, most // degree)
         size = self.tokens_by_source.size
+        whole = len(table) - int(np.count_nonzero(table.start))
+        self.samples += whole
         if size == 1:
-            whole = np.array([len(table) - np.count_nonzero(table.start)])
+            self.samples_by_source += whole
             self.tokens_by_source += tokens
         else:
-            whole = np.bincount(table.source[table.start == 0], minlength=size)
+            self.samples_by_source += np.bincount(table.source[table.start == 0], minlength=size)
             self.tokens_by_source += np.bincount(table.source, table.num_tokens, size).astype(np.int64)
-        self.samples_by_source += whole
-        self.samples += int(whole.sum())
 
     def report(self, names: Sequence[str], filler_sizes: Mapping[str, int]) -> dict[str, Any]:
         """Plain numbers; means over the steps where that is what a step has.
@@ -174,6 +182,19 @@ class Metrics:
             "tokens_by_source": dict(zip(names, self.tokens_by_source.tolist(), strict=True)),
             "samples_by_source": dict(zip(names, self.samples_by_source.tolist(), strict=True)),
         }
+
+
+def by_degree(batches: MicroBatches) -> Iterator[tuple[int, int, int]]:
+    """Degrees that micro-batches have, how many have each, and the tokens of the largest of those."""
+    if not len(batches):
+        return
+    least, most = extremes(batches.cp_degree)
+    if least == most:
+        yield least, len(batches), extremes(batches.tokens)[1]
+        return
+    counts = np.bincount(batches.cp_degree)
+    for degree in np.flatnonzero(counts).tolist():
+        yield degree, int(counts[degree]), int(batches.tokens[batches.cp_degree == degree].max())
 
 
 def unit_load(plan: StepPlan, units: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from loaders.batches.labels import IGNORED
 from loaders.batches.recycle import BATCHES
 from loaders.faults import Fault
 from loaders.workers.slots import parcel
+from packing._rows import extremes
 
 DUMMY_TOKEN = 0
 """Id of an idle rank's only token, and of padding; any model has it."""
@@ -152,7 +153,7 @@ def lay_out(
 
 def _offsets(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
     offsets = np.zeros(lengths.size + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    lengths.cumsum(out=offsets[1:])
     return offsets
 
 
@@ -219,7 +220,7 @@ def _pad(
 def _inputs(rows: Mapping[str, NDArray[Any]], offsets: NDArray[np.int64]) -> dict[str, Any]:
     inputs: dict[str, Any] = {name: torch.from_numpy(row[None]) for name, row in rows.items()}
     borders = torch.from_numpy(offsets.astype(np.int32))
-    longest = int((offsets[1:] - offsets[:-1]).max(initial=0))
+    longest = extremes(offsets[1:] - offsets[:-1])[1] if offsets.size > 1 else 0
     inputs["cu_seq_lens_q"] = inputs["cu_seq_lens_k"] = borders
     inputs["max_length_q"] = inputs["max_length_k"] = longest
     return inputs

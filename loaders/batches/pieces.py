@@ -39,7 +39,7 @@ def read_pieces(
     skip = skip_faults and source.divisible  # media have rules of their own for what is bad
     rows, faults = read_rows(source, row, start + num_tokens, skip=skip)
     held = rows.offsets[1:] - rows.offsets[:-1]
-    if held.size == num_tokens.size and (held == num_tokens).all():
+    if held.size == num_tokens.size == np.count_nonzero(held == num_tokens):
         return rows, faults
     # only a sample above the capacity is cut, and then every piece but its last is full
     told = start + num_tokens

@@ -21,6 +21,7 @@ from loaders.faults import Fault, named
 from loaders.order.permutation import grouped
 from loaders.sources._kernels import count_kept
 from loaders.sources.base import Rows, Source, samples_of
+from packing._rows import int_sum
 
 CollateFn = Callable[[list[Any]], Any]
 Part = tuple[NDArray[np.int64], Rows]
@@ -183,7 +184,7 @@ def place_of(share: Share) -> Place:
         sample_ids=_pairs(share.source, share.row),
         starts=share.start,
         seq_lengths=np.ones(1, np.int32) if idle else share.num_tokens.astype(np.int32),
-        num_loss_tokens=int(share.num_loss_tokens.sum()),
+        num_loss_tokens=int_sum(share.num_loss_tokens),
         step_loss_tokens=share.step_loss_tokens,
         num_ranks=share.num_ranks,
         step_samples=share.step_samples,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from balancer.plan import StepPlan
 from loaders.media.presence import Fillers
+from packing._rows import int_sum
 from packing.table import SampleTable
 
 LANGUAGE = "language"
@@ -76,8 +77,8 @@ def shares_of_rank(
         mine = {int(batches.slot[m]): int(m) for m in plan.for_rank(rank)}
     all_slots = every_slot or plan.sync == "micro_batch"
     slots = list(range(plan.num_slots) if all_slots else sorted(mine)) or [0]
-    step_loss_tokens = int(table.num_loss_tokens.sum())
-    width = np.zeros(plan.num_slots, np.int64)
+    step_loss_tokens = int_sum(table.num_loss_tokens)
+    width = np.zeros(plan.num_slots if pad_slots else 0, np.int64)
     if pad_slots:
         np.maximum.at(width, batches.slot, batches.tokens // batches.cp_degree)
     shares = []

@@ -18,7 +18,7 @@ from loaders.planning.separate import Separate, separate_step
 from loaders.state import Cursor
 from packing.table import SampleTable
 
-Planner = Callable[..., StepPlan]
+Planner = Callable[[SampleTable], StepPlan]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -50,8 +50,9 @@ class Planning:
     steps: Steps
     topology: Topology
     planner: Planner
+    """Plans a step's samples."""
     options: dict[str, Any]
-    """Keyword arguments of ``plan_step`` that do not change from step to step."""
+    """Its keyword arguments, beside the topology: those of ``plan_step``."""
     fill_media: bool = False
     """Whether ranks without media that others have are given the smallest ones."""
     pad_slots: bool = False
@@ -73,16 +74,16 @@ class Planning:
             return None
         table, behind = found
         started = time.perf_counter()
-        options = {"topology": self.topology, **self.options}
         media = media_of(self.steps.catalogs, table) if self.fill_media or self.group_media else {}
         separate = None
         if self.separate_phases is not None:
-            separate = separate_step(self.separate_phases(table, **options), table, self.steps.catalogs)
+            phases = self.separate_phases(table, topology=self.topology, **self.options)
+            separate = separate_step(phases, table, self.steps.catalogs)
             plan = separate.plan.language
         elif self.group_media:
-            plan = plan_by_media(self.planner, table, media_sets(media, len(table)), **options)
+            plan = plan_by_media(self.planner, table, media_sets(media, len(table)))
         else:
-            plan = self.planner(table, **options)
+            plan = self.planner(table)
         plan_s = time.perf_counter() - started
         fillers = fillers_of(plan, media) if self.fill_media else None
         return PlannedStep(

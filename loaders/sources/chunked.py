@@ -31,6 +31,7 @@ from loaders.sources.layout import FileChunks, Layout, join_files
 from loaders.sources.scan import Reject, Scan
 from loaders.sources.scanning import on_threads, remembered, remembered_layout
 from loaders.workers.slate import note
+from packing._rows import extremes
 
 TableRead = tuple[pa.Table, dict[int, str]]
 """A chunk's rows, and what is wrong with which of them."""
@@ -246,8 +247,9 @@ class ChunkedSource(Source):
     def read(self, rows: NDArray[np.int64]) -> Rows:
         """The payload of ``rows``, in the order asked for."""
         rows = np.asarray(rows, dtype=np.int64)
-        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
-            raise IndexError(f"{self.name} has rows 0..{len(self) - 1}, asked for {rows.min()}..{rows.max()}")
+        least, most = extremes(rows) if rows.size else (0, -1)
+        if least < 0 or most >= len(self):
+            raise IndexError(f"{self.name} has rows 0..{len(self) - 1}, asked for {least}..{most}")
         lengths = np.zeros(rows.size, np.int64)
         pieces = []
         for chunk_id, where in self._by_chunk(rows):
@@ -256,7 +258,8 @@ class ChunkedSource(Source):
             piece = Piece(chunk_id, chunk, where, local, chunk.tokens.take(local))
             lengths[where] = piece.tokens.lengths
             pieces.append(piece)
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        offsets = np.zeros(rows.size + 1, np.int64)
+        lengths.cumsum(out=offsets[1:])
         input_ids = np.empty(int(offsets[-1]), np.int32)
         labels = None
         if any(piece.chunk.labels is not None for piece in pieces):
