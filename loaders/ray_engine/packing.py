@@ -61,26 +61,26 @@ def run_tasks(
     most: int | None,
     check: tuple[str, str, dict[str, str]],
 ) -> Iterator[int]:
-    """``function(task, *shared)`` for every task; yields what each returns. A node gets ``shared`` once."""
+    """``function(task, *shared)`` for every task; yields what each returns. A node gets ``shared`` once.
+
+    Where one raises, those already handed out run on, until they end or the session does: Ray aborts the
+    whole driver where a task that is cancelled ends at the same moment (of the kind of ray-project/ray#54798).
+    """
     reference = ray.put(shared)
     left = iter(tasks)
     waiting: list[Any] = []
     room, asked = 0, -POLL_S
-    try:
-        while True:
-            if time.monotonic() - asked > POLL_S:
-                room = most or total_cpus() * QUEUED_PER_CPU
-                asked = time.monotonic()
-            while len(waiting) < room and (task := next(left, None)) is not None:
-                waiting.append(_call.remote([reference], function, task, check))
-            if not waiting:
-                return
-            done, waiting = ray.wait(waiting, timeout=POLL_S)
-            for one in done:
-                yield _result(one)
-    finally:
-        for one in waiting:
-            ray.cancel(one)
+    while True:
+        if time.monotonic() - asked > POLL_S:
+            room = most or total_cpus() * QUEUED_PER_CPU
+            asked = time.monotonic()
+        while len(waiting) < room and (task := next(left, None)) is not None:
+            waiting.append(_call.remote([reference], function, task, check))
+        if not waiting:
+            return
+        done, waiting = ray.wait(waiting, timeout=POLL_S)
+        for one in done:
+            yield _result(one)
 
 
 def _result(reference: Any) -> int:

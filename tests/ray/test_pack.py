@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,21 @@ def test_what_a_task_refuses_is_told_as_on_one_machine(tmp_path: Path, cluster: 
         assert type(there.value) is type(here.value)
         with pytest.raises(RuntimeError, match=r"lost its worker 4 times .* run again with --resume"):
             list(runner(_die, [1], (), 1))
+
+
+@pytest.mark.slow
+def test_tasks_that_end_while_another_is_refused_do_not_end_the_run(tmp_path: Path, cluster: Any) -> None:
+    claim(tmp_path)
+    code = f"from tests.ray.test_pack import _refused_often; _refused_often({str(tmp_path)!r}, {cluster.address!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _refused_often(output: str, address: str) -> None:
+    """In a process of its own, which Ray would abort."""
+    with task_runner(Path(output), address) as runner:
+        for _ in range(100):
+            with suppress(ValueError):
+                list(runner(_refuse, list(range(6)), ("bad",), 1))
 
 
 def _refuse(task: int, why: str) -> int:
