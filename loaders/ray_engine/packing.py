@@ -64,7 +64,7 @@ def run_tasks(
     """``function(task, *shared)`` for every task; yields what each returns. A node gets ``shared`` once.
 
     Where one raises, those already handed out run on, until they end or the session does: Ray aborts the
-    whole driver where a task that is cancelled ends at the same moment (of the kind of ray-project/ray#54798).
+    whole driver where a cancelled task ends at the same moment (of the kind of ray-project/ray#54798).
     """
     reference = ray.put(shared)
     left = iter(tasks)

@@ -223,8 +223,8 @@ def test_what_a_task_refuses_is_told_as_on_one_machine(tmp_path: Path, cluster: 
 @pytest.mark.slow
 def test_tasks_that_end_while_another_is_refused_do_not_end_the_run(tmp_path: Path, cluster: Any) -> None:
     claim(tmp_path)
-    code = f"from tests.ray.test_pack import _refused_often; _refused_often({str(tmp_path)!r}, {cluster.address!r})"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys; from tests.ray.test_pack import _refused_often; _refused_often(*sys.argv[1:])"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), cluster.address], check=True)
 
 
 def _refused_often(output: str, address: str) -> None:
