@@ -310,9 +310,8 @@ def end(how, context, signum, folder, *, group):
     pids = [int(pid) for pid in loop.stdout.readline().split()]
     assert len(pids) == 3, loop.communicate()[1]
     time.sleep(1)  # by now readers are mostly stuck, and pipes full
-    if (
-        how == "tensors"
-    ):  # a worker that is killed between making such memory and taking its name off leaves it
+    if how == "tensors":
+        # a worker that is killed between making such memory and taking its name off leaves it
         assert wait_until(lambda: stand_still(pids[1:]))
     (os.killpg if group else os.kill)(loop.pid, signum)
     code = loop.wait(ENOUGH_S)
